@@ -1,0 +1,45 @@
+"""The command line: parse, call, print. Results go to stdout, progress and errors to stderr.
+
+Nothing heavy is imported here: torch and timm wait until a command runs, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from hf_retarget import __version__
+from hf_retarget.cli.demo import demo
+from hf_retarget.cli.inspect import inspect
+from hf_retarget.cli.options import DEBUG
+from hf_retarget.errors import RetargetError
+
+__all__ = ["main"]
+
+
+class _Commands(click.Group):
+    """The one place where errors become messages: a known one is a readable line, exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; show the traceback of a known error only with ``--debug``."""
+        try:
+            return super().invoke(ctx)
+        except (RetargetError, OSError) as error:
+            if ctx.meta.get(DEBUG) or isinstance(error, BrokenPipeError):
+                raise
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: hf-retarget demo"
+)
+@click.version_option(__version__, message="%(version)s")
+def main() -> None:
+    """Find out which neurons of a model may be permuted without changing its function."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+main.add_command(inspect)
+main.add_command(demo)

@@ -1,0 +1,102 @@
+"""``hf-retarget inspect``: derive the permutation graph of a model, and show it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_retarget.cli.options import debug_option
+from hf_retarget.cli.progress import status
+from hf_retarget.files import atomic_path
+
+if TYPE_CHECKING:
+    from hf_retarget.graph import PermutationGraph
+    from hf_retarget.graph.check import CheckResult
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget inspect resnet18
+  hf-retarget inspect vit_base_patch16_224 --html vit.html
+  hf-retarget inspect swin_tiny_patch4_window7_224 --check --json
+  hf-retarget inspect mypackage.mymodule:make_model --save graph.json
+"""
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(epilog=_EXAMPLE)
+@click.argument("model")
+@click.option("--check", "run_check", is_flag=True, help="Verify it: permute random weights and compare outputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("--svg", type=_FILE, help="Write the picture to FILE.", metavar="FILE")
+@click.option("--html", type=_FILE, help="Write a page with picture and tables to FILE.", metavar="FILE")
+@click.option("--save", type=_FILE, help="Write the permutation graph to FILE, as JSON.", metavar="FILE")
+@click.option("--all", "everything", is_flag=True, help="Show every block, even where many are alike.")
+@click.option("--img-size", type=click.IntRange(min=1), help="Input size, for models of timm that take one.")
+@click.option("--in-chans", type=click.IntRange(min=1), help="Input channels, for models of timm.")
+@click.option("--num-classes", type=click.IntRange(min=0), help="Classes, for models of timm.")
+@debug_option
+@click.pass_context
+def inspect(
+    ctx: click.Context,
+    /,
+    model: str,
+    run_check: bool,
+    as_json: bool,
+    svg: Path | None,
+    html: Path | None,
+    save: Path | None,
+    everything: bool,
+    **options: int | None,
+) -> None:
+    """Show which neurons of MODEL may be permuted without changing its function.
+
+    MODEL is a name of timm, hf-hub:ORG/NAME, local-dir:FOLDER, or package.module:factory. It is built without
+    weights: nothing is downloaded but, for the Hub, its configuration.
+    """
+    from hf_retarget.inspect import draw_page, draw_picture, print_summary, summarise
+
+    graph, check = derive(model, run_check, {name: value for name, value in options.items() if value is not None})
+    summary = summarise(graph, model)
+    if as_json:
+        document = summary.to_json() | {"check": check.to_json() if check else None}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        print_summary(summary, sys.stdout, everything, check)
+    if svg:
+        write(svg, draw_picture(graph, model, everything))
+    if html:
+        write(html, draw_page(graph, model, everything, check))
+    if save:
+        graph.save(save)
+    if check is not None and not check.passed:
+        ctx.exit(1)
+
+
+def derive(model: str, run_check: bool, options: dict[str, Any]) -> tuple[PermutationGraph, CheckResult | None]:
+    """The permutation graph of a model, and the result of the check if it was asked for.
+
+    Example:
+        >>> graph, check = derive("test_vit", run_check=True, options={})      # doctest: +SKIP
+    """
+    with status(f"tracing {model}"):
+        import hf_retarget as rt
+        from hf_retarget.models import empty_model, random_model
+
+        graph = rt.trace(empty_model(model, **options))
+    if not run_check:
+        return graph, None
+    with status(f"checking {model}"):
+        return graph, rt.check(random_model(model, **options), graph)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that is either wholly there or not there at all, and say so to a person who watches."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    if sys.stderr.isatty():
+        click.echo(f"Wrote {path}", err=True)

@@ -1,0 +1,51 @@
+"""Everything that can go wrong for a reason the user can act on.
+
+    RetargetError
+    ├── ModelError            a model reference that cannot be resolved or built
+    ├── TraceError            a model that cannot be exported, or an example that does not fit it
+    ├── RuleError             an operator rule that is malformed, or registered twice
+    └── PermutationError      a permutation, graph or tensor that do not belong together
+        ├── GraphMismatchError    the fingerprints differ
+        └── TensorMismatchError   a tensor has an unknown name or the wrong shape
+
+A message says what happened, where, and what to do next. Inner code raises the fact, the layer above
+adds the place, and the command line alone prints.
+"""
+
+from __future__ import annotations
+
+
+class RetargetError(Exception):
+    """The root of all errors this package raises on purpose.
+
+    Example:
+        >>> try:
+        ...     raise TraceError("the model has no parameters")
+        ... except RetargetError as error:
+        ...     print(error)
+        the model has no parameters
+    """
+
+
+class ModelError(RetargetError):
+    """A model reference could not be resolved or built."""
+
+
+class TraceError(RetargetError):
+    """A model could not be exported, or the example input does not fit it."""
+
+
+class RuleError(RetargetError):
+    """An operator rule is malformed or registered twice."""
+
+
+class PermutationError(RetargetError):
+    """A permutation, a graph or a tensor do not belong together."""
+
+
+class GraphMismatchError(PermutationError):
+    """A permutation was made for another graph."""
+
+
+class TensorMismatchError(PermutationError):
+    """A tensor is unknown to the graph or has the wrong shape."""

@@ -1,0 +1,270 @@
+"""One operator call as a rule sees it: its arguments by name, and the few verbs a rule is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import Tensor, fx
+
+from hf_retarget.errors import RuleError
+from hf_retarget.graph.axes import (
+    Atom,
+    Misaligned,
+    Pin,
+    Product,
+    family,
+    flat,
+    leaves,
+    narrow,
+    pin,
+    regroup,
+    size_of,
+    specialise,
+    sum_of,
+    unify,
+)
+from hf_retarget.graph.signature import TensorPattern, parse, pinned
+
+Shape = tuple[Product, ...]
+"""The axes of one tensor."""
+
+Result = Shape | list[Shape]
+"""What a rule returns: the axes of the one output tensor, or a list of those of several."""
+
+Rule = Callable[["Call"], Result]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What the walk knows of a tensor: its axes, or, if it depends on nothing that is permuted, its value."""
+
+    shape: Shape = ()
+    constant: Tensor | None = None
+
+
+class Call:
+    """One call of an operator in a trace."""
+
+    def __init__(self, node: fx.Node, arguments: dict[str, Any], where: str, held: list[Shape]) -> None:
+        self.node = node
+        self.arguments = arguments
+        self.where = where
+        self._held = held
+        self._shapes: dict[int, Shape] = {}
+
+    # ------------------------------------------------------------------ arguments
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A plain argument by the name it has in the operator's schema."""
+        return self.arguments.get(name, default)
+
+    def shape(self, value: Any) -> Shape:
+        """The axes of an argument, given by name or as a value.
+
+        A constant pins the axes along which it varies; along the others it says nothing, so they are fresh.
+        """
+        value = self.arguments[value] if isinstance(value, str) else value
+        if not isinstance(value, Value):
+            raise RuleError(f"{self.where}: expected a tensor, found {value!r}")
+        if value.constant is None:
+            return value.shape
+        if id(value) not in self._shapes:
+            self._shapes[id(value)] = _constant_shape(value.constant, Pin("constant", self.where))
+        return self._shapes[id(value)]
+
+    @property
+    def tensors(self) -> list[Value]:
+        """All tensor arguments in order, those inside lists included."""
+        found = []
+        for value in self.arguments.values():
+            found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Value)]
+        return found
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The axes of all tensor arguments."""
+        return [self.shape(value) for value in self.tensors]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The size of the output, or of its first tensor if there are several."""
+        return self.all_sizes[0]
+
+    @property
+    def all_sizes(self) -> list[list[int]]:
+        """The size of every output tensor."""
+        value = self.node.meta["val"]
+        outputs = value if isinstance(value, (list, tuple)) else [value]
+        return [[int(size) for size in output.shape] for output in outputs if isinstance(output, Tensor)]
+
+    # ------------------------------------------------------------------ verbs
+
+    def fresh(self, size: int) -> Product:
+        """A new axis that nothing is known of: it is free."""
+        return () if size == 1 else (Atom(size),)
+
+    def pinned(self, size: int, reason: str = "spatial") -> Product:
+        """A new pinned axis."""
+        return () if size == 1 else (Atom(size, Pin(reason, self.where)),)
+
+    def pin(self, axis: Product, reason: str = "spatial") -> None:
+        """Pin an axis."""
+        pin(axis, Pin(reason, self.where))
+
+    def hold(self, shape: Shape) -> None:
+        """Tell of a tensor that exists only inside the operator, such as the statistics of a softmax."""
+        self._held.append(shape)
+
+    def unify(self, first: Product, *others: Product) -> Product:
+        """Make axes share one permutation; an axis of one element broadcasts."""
+        for other in others:
+            if not flat(first):
+                first = other
+            elif flat(other):
+                try:
+                    unify(first, other)
+                except Misaligned:
+                    self.pin((*first, *other), "misaligned")
+        return first
+
+    def broadcast(self, shapes: Iterable[Shape]) -> Shape:
+        """Unify several shapes, aligned at the right."""
+        shapes = list(shapes)
+        rank = max((len(shape) for shape in shapes), default=0)
+        padded = [((),) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+        return tuple(self.unify(*axes) for axes in zip(*padded, strict=True))
+
+    def regroup(self, axes: Sequence[Product], sizes: Sequence[int]) -> list[Product]:
+        """Reshape some neighbouring axes to `sizes`; what does not fit is pinned."""
+        merged = [atom for axis in axes for atom in axis]
+        if size_of(merged) != prod(sizes):
+            raise RuleError(f"{self.where}: cannot reshape {size_of(merged)} elements to {list(sizes)}")
+        try:
+            return regroup(merged, sizes)
+        except Misaligned:
+            self.pin(tuple(merged), "misaligned")
+            return [self.pinned(size, "misaligned") for size in sizes]
+
+    def narrow(self, shape: Shape, dim: int, start: int, length: int) -> Shape:
+        """The shape of ``x[..., start : start + length, ...]``."""
+        try:
+            piece, keys = narrow(shape[dim], start, length)
+        except Misaligned:
+            self.pin(shape[dim], "misaligned")
+            return (*shape[:dim], self.pinned(length, "misaligned"), *shape[dim + 1 :])
+        others = list(shape)
+        for key in keys:
+            others = [specialise(axis, key) for axis in others]
+        others[dim] = piece
+        return tuple(others)
+
+    def concatenate(self, shapes: Sequence[Shape], dim: int) -> Shape:
+        """The shape of a concatenation: a sum along `dim`, and elsewhere families over its parts."""
+        axis = sum_of([shape[dim] for shape in shapes])
+        result: list[Product] = []
+        for other, axes in enumerate(zip(*shapes, strict=True)):
+            if other == dim:
+                result.append((axis,))
+            elif any(leaf.pin is not None for each in axes for leaf in leaves(each)):
+                result.append(self.unify(*axes))
+            else:
+                result.append(self._family(axis, axes))
+        return tuple(result)
+
+    def _family(self, outer: Atom, axes: Sequence[Product]) -> Product:
+        first = flat(axes[0])
+        if all(flat(axis) == first for axis in axes):
+            return tuple(first)
+        return (family(outer, axes),)
+
+    # ------------------------------------------------------------------ signatures
+
+    def relate(self, signature: str, operands: Sequence[Any] | None = None, **sizes: int) -> Result:
+        """Apply a signature to the tensor arguments (or to `operands`, where None means absent)."""
+        parsed = parse(signature)
+        shapes = self._operands(parsed.inputs, operands)
+        names: dict[str, Product] = {}
+        batch: list[Shape] = []
+        for pattern, shape in zip(parsed.inputs, shapes, strict=False):
+            if shape is not None:
+                self._bind(pattern, shape, names, batch, sizes)
+        common = self.broadcast(batch)
+        outputs = [
+            self._build(pattern, size, names, common)
+            for pattern, size in zip(parsed.outputs, self.all_sizes, strict=True)
+        ]
+        return outputs[0] if isinstance(self.node.meta["val"], Tensor) else outputs
+
+    def _operands(self, patterns: Sequence[TensorPattern], operands: Sequence[Any] | None) -> list[Shape | None]:
+        if operands is None:
+            schema = self.node.target._schema.arguments  # type: ignore[union-attr]
+            operands = [self.get(argument.name) for argument in schema if "Tensor" in str(argument.type)]
+        return [None if value is None else value if isinstance(value, tuple) else self.shape(value) for value in operands]
+
+    def _bind(
+        self,
+        pattern: TensorPattern,
+        shape: Shape,
+        names: dict[str, Product],
+        batch: list[Shape],
+        sizes: dict[str, int],
+    ) -> None:
+        end = len(shape) - len(pattern.tail)
+        if len(shape) < len(pattern.head) + len(pattern.tail) or (not pattern.ellipsis and end != len(pattern.head)):
+            raise RuleError(f"{self.where}: an operand has {len(shape)} axes, its rule expects {pattern}")
+        if pattern.ellipsis:
+            batch.append(shape[len(pattern.head) : end])
+        for axis_pattern, axis in zip(
+            (*pattern.head, *pattern.tail), (*shape[: len(pattern.head)], *shape[end:]), strict=True
+        ):
+            parts = [axis]
+            if len(axis_pattern) > 1:
+                parts = self.regroup([axis], self._factor_sizes(axis_pattern, size_of(axis), names, sizes))
+            for name, part in zip(axis_pattern, parts, strict=False):
+                if pinned(name):
+                    self.pin(part)
+                names[name] = self.unify(names[name], part) if name in names else part
+
+    def _factor_sizes(
+        self, pattern: Sequence[str], total: int, names: dict[str, Product], sizes: dict[str, int]
+    ) -> list[int]:
+        known = {n: sizes[n] if n in sizes else size_of(names[n]) for n in pattern if n in sizes or n in names}
+        unknown = [name for name in pattern if name not in known]
+        rest, remainder = divmod(total, prod(known.values()))
+        if len(unknown) > 1 or remainder or (not unknown and rest != 1):
+            raise RuleError(f"{self.where}: cannot divide an axis of {total} into {' × '.join(pattern)} with {known}")
+        return [known.get(name, rest) for name in pattern]
+
+    def _build(self, pattern: TensorPattern, sizes: list[int], names: dict[str, Product], batch: Shape) -> Shape:
+        middle = batch if pattern.ellipsis else ()
+        count = len(pattern.head) + len(middle) + len(pattern.tail)
+        if count != len(sizes):
+            raise RuleError(f"{self.where}: the output has {len(sizes)} axes, its rule gives {count}")
+        head = [self._product(axis, size, names) for axis, size in zip(pattern.head, sizes, strict=False)]
+        tail_sizes = sizes[len(head) + len(middle) :]
+        tail = [self._product(axis, size, names) for axis, size in zip(pattern.tail, tail_sizes, strict=True)]
+        return (*head, *middle, *tail)
+
+    def _product(self, pattern: Sequence[str], size: int, names: dict[str, Product]) -> Product:
+        if len(pattern) == 1 and pinned(pattern[0]):
+            known = names.get(pattern[0])
+            return known if known is not None and size_of(known) == size else self.pinned(size)
+        return tuple(atom for name in pattern for atom in names[name])
+
+
+def _constant_shape(value: Tensor, why: Pin) -> Shape:
+    shape: list[Product] = []
+    for dim, size in enumerate(value.shape):
+        if size == 1:
+            shape.append(())
+        else:
+            known = not value.is_meta and value.numel() > 0
+            uniform = known and bool((value == value.narrow(dim, 0, 1)).all())
+            shape.append((Atom(size, None if uniform else why),))
+    return tuple(shape)

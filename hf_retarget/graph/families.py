@@ -1,0 +1,203 @@
+"""Decides, once all operators have been seen, which atoms may vary from block to block, and lays the tensors out.
+
+Two freedoms are decided here, by one criterion: *every tensor that holds the inner atom also holds the outer one*.
+
+- A specialised atom `d | t=1` (see `hf_retarget.graph.axes`) stays apart from `d` only if `d` is never seen
+  without `t`; otherwise the whole family collapses into one atom.
+- An atom `d` may carry its own permutation for every index of `h` (a wreath product: heads, groups).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hf_retarget.graph.axes import Atom, Key, Misaligned, Pin, Product, find, flat, leaves, pin, size_of, starts, unify
+
+Shape = Sequence[Product]
+"""The axes of one tensor."""
+
+
+class Place(NamedTuple):
+    """A whole atom or a sum at its place in a tensor: which dimension, and how far apart its elements lie."""
+
+    atom: Atom
+    dim: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Path:
+    """One block of a tensor, all sums resolved: a product of whole atoms."""
+
+    places: tuple[Place, ...]
+    offset: int = 0
+    conditions: tuple[Key, ...] = ()
+
+    def partner(self, place: Place, outer: Atom) -> int | None:
+        """The position of the one place of `outer` that goes with `place`, if it is beyond doubt."""
+        found = [i for i, other in enumerate(self.places) if other.atom is outer]
+        if len(found) > 1:
+            found = [i for i in found if self.places[i].dim == place.dim]
+        return found[0] if len(found) == 1 else None
+
+
+def _spread(axis: Iterable[Atom], dim: int, stride: int) -> list[Place]:
+    places = []
+    for atom in reversed(flat(axis)):
+        places.append(Place(atom, dim, stride))
+        stride *= atom.size
+    return places[::-1]
+
+
+def _conditioned(place: Place, conditions: Sequence[Key]) -> list[Place]:
+    for key, member in place.atom.special:
+        if find(member) is not place.atom and any(key.covers(condition) for condition in conditions):
+            return [
+                final
+                for part in _spread((member,), place.dim, place.stride)
+                for final in _conditioned(part, conditions)
+            ]
+    return [place]
+
+
+def paths(shape: Shape) -> Iterator[Path]:
+    """All blocks of a tensor: each combination of the parts of its sums."""
+    places: list[Place] = []
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        places = _spread(shape[dim], dim, stride) + places
+        stride *= size_of(shape[dim])
+    yield from _resolve(Path(tuple(places)))
+
+
+def _resolve(path: Path) -> Iterator[Path]:
+    for i, place in enumerate(path.places):
+        if place.atom.parts is None:
+            continue
+        for start, part, keys in _parts(place.atom):
+            conditions = (*path.conditions, *keys)
+            places = [*path.places[:i], *_spread((part,), place.dim, place.stride), *path.places[i + 1 :]]
+            resolved = tuple(final for each in places for final in _conditioned(each, conditions))
+            yield from _resolve(Path(resolved, path.offset + start * place.stride, conditions))
+        return
+    yield path
+
+
+def _parts(atom: Atom) -> Iterator[tuple[int, Atom, list[Key]]]:
+    # Sums within sums are resolved in one go: a part lies in every one of them, and may be specialised by any.
+    parts = atom.parts or []
+    for start, part in zip(starts(parts), map(find, parts), strict=True):
+        if part.parts is None:
+            yield start, part, [Key(atom, start, part.size)]
+        else:
+            for inside, piece, keys in _parts(part):
+                yield start + inside, piece, [*keys, Key(atom, start + inside, piece.size)]
+
+
+def distinct(shapes: Iterable[Shape]) -> list[Shape]:
+    """One of each shape, as they are after all unifications; a residual network repeats the same ones endlessly."""
+    seen = {}
+    for shape in shapes:
+        seen.setdefault(tuple(tuple(map(id, flat(axis))) for axis in shape), shape)
+    return list(seen.values())
+
+
+# ---------------------------------------------------------------------- families that do not hold
+
+
+def collapse(shapes: Sequence[Shape]) -> None:
+    """Unify every family that is seen without the atom it varies over."""
+    while True:
+        offenders = _offenders(distinct(shapes))
+        if not offenders:
+            return
+        for atom, members in offenders:
+            for member in members:
+                try:
+                    unify((atom,), (member,))
+                except Misaligned:
+                    pin((atom, member), Pin("misaligned", "parts of one axis that are used differently"))
+
+
+def _offenders(shapes: Sequence[Shape]) -> list[tuple[Atom, list[Atom]]]:
+    loose: dict[Atom, set[Atom]] = {}
+    concerned = []
+    for shape in shapes:
+        families = [atom for atom in _atoms(shape) if atom.special]
+        if families:
+            concerned.append(shape)
+            loose |= {atom: _overlapping(atom) | _circular(atom) for atom in families if atom not in loose}
+    if any(loose.values()):  # paths are well defined only once these are gone
+        concerned = []
+    for shape in concerned:
+        for path in paths(shape):
+            held = {find(key.atom) for key in path.conditions}
+            for place in path.places:
+                if place.atom.special:
+                    loose[place.atom] |= {find(key.atom) for key, _ in place.atom.special} - held
+    result = []
+    for atom, outers in loose.items():
+        members = [member for key, member in atom.special if find(key.atom) in outers]
+        if members:
+            atom.special = [(key, member) for key, member in atom.special if find(key.atom) not in outers]
+            result.append((atom, members))
+    return result
+
+
+def _atoms(shape: Shape) -> set[Atom]:
+    # Whole atoms, and the members of their families, which no tensor need hold by themselves.
+    found: set[Atom] = set()
+    queue = [atom for axis in shape for atom in axis]
+    while queue:
+        for leaf in leaves((queue.pop(),)):
+            if leaf not in found:
+                found.add(leaf)
+                queue += [member for _, member in leaf.special]
+    return found
+
+
+def _circular(atom: Atom) -> set[Atom]:
+    # A family that has itself as the member of a member contradicts itself: there is only one atom.
+    members = [member for _, member in atom.special if find(member) is not atom]
+    return {find(key.atom) for key, _ in atom.special} if members and atom in _atoms((tuple(members),)) else set()
+
+
+def _overlapping(atom: Atom) -> set[Atom]:
+    keys = [key for key, _ in atom.special]
+    return {
+        find(one.atom)
+        for i, one in enumerate(keys)
+        for other in keys[:i]
+        if find(one.atom) is find(other.atom)
+        and one.start < other.start + other.length
+        and other.start < one.start + one.length
+    }
+
+
+# ---------------------------------------------------------------------- families that hold
+
+
+def outers(state: Iterable[Path], others: Iterable[Path]) -> dict[Atom, list[Atom]]:
+    """For each free atom of the model's own tensors (`state`): the atoms it may vary over, outermost first."""
+    candidates: dict[Atom, set[Atom]] = {}
+    rank: dict[Atom, int] = {}
+    for own, path in [*((True, path) for path in state), *((False, path) for path in others)]:
+        for place in path.places:
+            atom = place.atom
+            if own:
+                rank.setdefault(atom, len(rank))
+            if own and atom not in candidates:
+                candidates[atom] = {other.atom for other in path.places} - {atom}
+            if candidates.get(atom):
+                candidates[atom] = {outer for outer in candidates[atom] if path.partner(place, outer) is not None}
+    result: dict[Atom, list[Atom]] = {}
+    for atom, found in candidates.items():
+        if atom.pin is not None:
+            continue
+        # Where two atoms are only ever seen together, each could vary over the other; the one seen first is the outer.
+        inner_first = {o for o in found if o.pin is None and atom in candidates[o] and rank[o] > rank[atom]}
+        kept = found - inner_first
+        result[atom] = sorted(kept, key=lambda outer: (len(candidates.get(outer, ())), rank[outer]))
+    return result

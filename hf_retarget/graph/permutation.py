@@ -1,0 +1,76 @@
+"""A permutation: one index tensor for each group of one graph, kept as safetensors.
+
+Convention: indices *gather*, ``new[i] = old[index[i]]``. A group with blocks has one row for each block,
+addressed by the block's *new* position: ``new[h, d] = old[head[h], inner[h, d]]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hf_retarget.errors import PermutationError
+from hf_retarget.files import atomic_path
+
+_FORMAT = "hf-retarget/permutation/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation:
+    """One index tensor for each group of the graph whose fingerprint it carries."""
+
+    fingerprint: str
+    indices: Mapping[str, Tensor]
+
+    def __getitem__(self, group: str) -> Tensor:
+        return self.indices[group]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.indices)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Permutation):
+            return NotImplemented
+        return (
+            self.fingerprint == other.fingerprint
+            and self.indices.keys() == other.indices.keys()
+            and all(torch.equal(index, other.indices[name]) for name, index in self.indices.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # tensors inside: equal, but not hashable
+
+    def __repr__(self) -> str:
+        moved = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in self.indices.values())
+        total = sum(index.numel() for index in self.indices.values())
+        return f"Permutation({len(self.indices)} groups, {moved} of {total} indices moved, graph {self.fingerprint[:12]})"
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file that remembers which graph it belongs to.
+
+        Example:
+            >>> permutation.save("permutation.safetensors")                      # doctest: +SKIP
+            >>> Permutation.load("permutation.safetensors") == permutation       # doctest: +SKIP
+            True
+        """
+        metadata = {"format": _FORMAT, "fingerprint": self.fingerprint}
+        with atomic_path(path) as temporary:
+            save_file({name: index.contiguous() for name, index in self.indices.items()}, temporary, metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Permutation:
+        """Read what `save` wrote."""
+        try:
+            with safe_open(str(path), "pt") as file:
+                metadata = file.metadata() or {}
+                indices = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+        except (OSError, SafetensorError) as error:
+            raise PermutationError(f"cannot read a permutation from '{path}': {error}") from error
+        if metadata.get("format") != _FORMAT:
+            raise PermutationError(f"'{path}' is not a permutation: its format is {metadata.get('format')!r}, not {_FORMAT!r}")
+        return cls(metadata["fingerprint"], indices)

@@ -1,0 +1,277 @@
+"""The permutation graph of a model: which axes may be permuted together, and how that acts on its tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_retarget.errors import GraphMismatchError, PermutationError, TensorMismatchError
+from hf_retarget.files import atomic_path
+from hf_retarget.graph.layout import Axis, Block, Factor, Layout
+from hf_retarget.graph.permutation import Permutation
+
+_FORMAT = "hf-retarget/permutation-graph/1"
+
+
+@dataclass(frozen=True)
+class Group:
+    """All axes that share one permutation.
+
+    `blocks` is empty for an ordinary group. For per-head or per-group freedom it holds the number of blocks
+    (several numbers if blocks are nested), and `outer` names, for each of them, the group that permutes the
+    blocks themselves, or None where their order is pinned.
+    """
+
+    name: str
+    size: int
+    blocks: tuple[int, ...] = ()
+    outer: tuple[str | None, ...] = ()
+    nesting: tuple[tuple[int, ...], ...] = ()
+    """For each entry of `outer`: the earlier entries that its own blocks are addressed by."""
+    axes: tuple[Axis, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of this group's index tensor in a `Permutation`."""
+        return (*self.blocks, self.size)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({'×'.join(map(str, self.shape))})"
+
+
+@dataclass(frozen=True)
+class PinnedAxis:
+    """An axis, or a part of one, whose order bears meaning, and why."""
+
+    axis: Axis
+    reason: str
+    """One of 'input', 'output', 'spatial', 'constant', 'unknown operator', 'misaligned', 'order', 'unused'."""
+    where: str = ""
+    """The operator and module that pinned it."""
+
+
+@dataclass(frozen=True)
+class UnknownOperator:
+    """An operator without a rule: it pinned all axes it touched."""
+
+    operator: str
+    node: str
+    module: str
+
+    def __str__(self) -> str:
+        place = f"node {self.node}, {self.module}" if self.module else f"node {self.node}"
+        return f"No axis rule for '{self.operator}' ({place}); its axes stay pinned. See CONTRIBUTING.md to add one."
+
+
+@dataclass(frozen=True)
+class PermutationGraph:
+    """The groups of a model and the layouts by which they act on its parameters and persistent buffers.
+
+    Example:
+        >>> import hf_retarget as rt, timm
+        >>> model = timm.create_model("test_resnet")
+        >>> graph = rt.trace(model)
+        >>> permuted = graph.apply(graph.random(seed=0), model.state_dict())
+    """
+
+    groups: tuple[Group, ...]
+    layouts: Mapping[str, Layout]
+    parameters: frozenset[str] = frozenset()
+    pinned: tuple[PinnedAxis, ...] = ()
+    unknown_operators: tuple[UnknownOperator, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------ looking
+
+    def __getitem__(self, name: str) -> Group:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Group]:
+        return {group.name: group for group in self.groups}
+
+    def share(self, free_axes: int) -> float:
+        """The share of all parameters that lie on at least `free_axes` free axes."""
+        total = lying = 0
+        for name in self.parameters:
+            for elements, axes in self.layouts[name].free_axes():
+                total += elements
+                lying += elements if axes >= free_axes else 0
+        return lying / total if total else 0.0
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides how a permutation acts; reasons and names of operators do not count."""
+        acting = {key: value for key, value in self.to_json().items() if key in ("groups", "layouts", "tied")}
+        return hashlib.sha256(json.dumps(acting, sort_keys=True).encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PermutationGraph) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        blocked = sum(bool(group.blocks) for group in self.groups)
+        lines = [
+            f"PermutationGraph({len(self.groups)} groups, {blocked} of them per block; "
+            f"{self.share(1):.2%} of the parameters on a free axis, {self.share(2):.2%} on two)"
+        ]
+        lines += [f"  {group}: {len(group.axes)} axes" for group in self.groups[:12]]
+        if len(self.groups) > 12:
+            lines.append(f"  … and {len(self.groups) - 12} more")
+        lines += [f"  {unknown}" for unknown in self.unknown_operators[:3]]
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------ permutations
+
+    def identity(self) -> Permutation:
+        """The permutation that moves nothing."""
+        indices = {group.name: torch.arange(group.size).expand(group.shape).clone() for group in self.groups}
+        return Permutation(self.fingerprint, indices)
+
+    def random(self, seed: int) -> Permutation:
+        """A permutation drawn uniformly from all that the graph allows; the same seed gives the same one."""
+        generator = torch.Generator().manual_seed(seed)
+        indices = {group.name: torch.rand(group.shape, generator=generator).argsort(-1) for group in self.groups}
+        return Permutation(self.fingerprint, indices)
+
+    def apply(self, permutation: Permutation, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Permuted copies of `tensors`: weights, gradients or deltas, all of them or only some.
+
+        Example:
+            >>> moved = graph.apply(permutation, {"fc.weight": gradient})      # doctest: +SKIP
+        """
+        self._own(permutation)
+        return {name: self._permute(name, tensor, permutation) for name, tensor in tensors.items()}
+
+    def invert(self, permutation: Permutation) -> Permutation:
+        """The permutation that undoes `permutation`.
+
+        Example:
+            >>> graph.compose(p, graph.invert(p)) == graph.identity()      # doctest: +SKIP
+            True
+        """
+        self._own(permutation)
+        indices = {}
+        for group in self.groups:
+            outer, index = self._old_positions(group, permutation)
+            inverse = torch.empty_like(index)
+            inverse[(*outer, index)] = torch.arange(group.size).expand_as(index)
+            indices[group.name] = inverse
+        return Permutation(self.fingerprint, indices)
+
+    def compose(self, first: Permutation, second: Permutation) -> Permutation:
+        """The permutation that acts like `first`, followed by `second`."""
+        self._own(first)
+        self._own(second)
+        indices = {}
+        for group in self.groups:
+            outer, index = self._old_positions(group, second)
+            indices[group.name] = first[group.name][(*outer, index)]
+        return Permutation(self.fingerprint, indices)
+
+    def _old_positions(self, group: Group, permutation: Permutation) -> tuple[list[Tensor], Tensor]:
+        # For every new position of the group: the old position of each of its blocks, and of the element in it.
+        grid = torch.meshgrid(*(torch.arange(size) for size in group.shape), indexing="ij")
+        outer = []
+        for place, name in enumerate(group.outer):
+            if name is None:
+                outer.append(grid[place])
+            else:
+                address = (*(grid[i] for i in group.nesting[place]), grid[place])
+                outer.append(permutation[name][address])
+        return outer, permutation[group.name]
+
+    def _permute(self, name: str, tensor: Tensor, permutation: Permutation) -> Tensor:
+        layout = self.layouts.get(self.tied.get(name, name))
+        if layout is None:
+            raise TensorMismatchError(
+                f"'{name}' is not a parameter or persistent buffer of the traced model; "
+                f"it has {len(self.layouts)} of them, the first is '{next(iter(self.layouts), None)}'"
+            )
+        try:
+            return layout.permute(tensor, permutation.indices)
+        except TensorMismatchError as error:
+            raise TensorMismatchError(f"'{name}' {error}; was it taken from another model?") from None
+
+    def _own(self, permutation: Permutation) -> None:
+        if permutation.fingerprint != self.fingerprint:
+            raise GraphMismatchError(
+                f"this permutation was made for graph {permutation.fingerprint[:12]}, "
+                f"but it is used with graph {self.fingerprint[:12]}; trace the model it was made for"
+            )
+        for group in self.groups:
+            index = permutation.indices.get(group.name)
+            if index is None or tuple(index.shape) != group.shape:
+                found = "is missing" if index is None else f"has shape {list(index.shape)}"
+                raise PermutationError(f"the index of group '{group.name}' {found}; expected {list(group.shape)}")
+
+    # ------------------------------------------------------------------ files
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything in the graph as plain JSON values."""
+        return {
+            "format": _FORMAT,
+            "groups": [asdict(group) for group in self.groups],
+            "layouts": {name: [layout.shape, layout.blocks] for name, layout in self.layouts.items()},
+            "parameters": sorted(self.parameters),
+            "pinned": [asdict(pinned) for pinned in self.pinned],
+            "unknown_operators": [asdict(unknown) for unknown in self.unknown_operators],
+            "tied": dict(self.tied),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the graph as JSON."""
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> PermutationGraph:
+        """Read what `save` wrote."""
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PermutationError(f"cannot read a permutation graph from '{path}': {error}") from error
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            raise PermutationError(f"'{path}' is not a permutation graph (no \"format\": \"{_FORMAT}\")")
+        return cls(
+            groups=tuple(_group(entry) for entry in document["groups"]),
+            layouts={name: _layout(*entry) for name, entry in document["layouts"].items()},
+            parameters=frozenset(document["parameters"]),
+            pinned=tuple(PinnedAxis(Axis(*entry["axis"]), entry["reason"], entry["where"]) for entry in document["pinned"]),
+            unknown_operators=tuple(UnknownOperator(**entry) for entry in document["unknown_operators"]),
+            tied=document["tied"],
+        )
+
+
+def _group(entry: dict[str, Any]) -> Group:
+    return Group(
+        name=entry["name"],
+        size=entry["size"],
+        blocks=tuple(entry["blocks"]),
+        outer=tuple(entry["outer"]),
+        nesting=tuple(tuple(places) for places in entry["nesting"]),
+        axes=tuple(Axis(*axis) for axis in entry["axes"]),
+    )
+
+
+def _layout(shape: list[int], blocks: list[Any]) -> Layout:
+    return Layout(
+        tuple(shape),
+        tuple(Block(offset, tuple(Factor(*factor[:4], tuple(factor[4])) for factor in factors)) for offset, factors in blocks),
+    )

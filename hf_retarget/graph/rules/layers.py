@@ -1,0 +1,123 @@
+"""Rules of layers and products: linear, convolutions, normalisations, matrix products."""
+
+from __future__ import annotations
+
+import torch
+
+from hf_retarget.graph.axes import size_of
+from hf_retarget.graph.call import Call, Result, Shape
+from hf_retarget.graph.rules.registry import rule
+
+aten = torch.ops.aten
+
+rule(aten.linear, "... i, o i, o -> ... o")
+rule(aten.bilinear, "... i, ... j, o i j, o -> ... o")
+rule(aten.mm, "n k, k m -> n m")
+rule(aten.bmm, "b n k, b k m -> b n m")
+rule(aten.addmm, "n m, n k, k m -> n m")
+rule(aten.baddbmm, "b n m, b n k, b k m -> b n m")
+rule(aten.mv, "n k, k -> n")
+rule(aten.dot, "k, k ->")
+rule(aten.outer, "n, m -> n m")
+rule(aten.batch_norm, "n c ..., c, c, c, c -> n c ...")
+rule(aten.instance_norm, "n c ..., c, c, c, c -> n c ...")
+rule(aten.embedding, "V c, ... -> ... c")
+
+
+@rule(aten.matmul)
+def matmul(call: Call) -> Result:
+    """A matrix product, with either side possibly a vector, leading axes broadcast."""
+    left, right = call.shapes
+    row = "n k" if len(left) > 1 else "k"
+    column = "k m" if len(right) > 1 else "k"
+    out = " ".join(row.split()[:-1] + column.split()[1:])
+    lead = ["... " if len(side) > 2 else "" for side in (left, right)]
+    return call.relate(f"{lead[0]}{row}, {lead[1]}{column} -> {'... ' if any(lead) else ''}{out}")
+
+
+@rule(aten.einsum)
+def einsum(call: Call) -> Result:
+    """The equation is a signature already, but for the blanks."""
+    left, arrow, right = call["equation"].replace(" ", "").partition("->")
+    if not arrow:  # the implicit output: every letter that occurs once, in alphabetical order
+        right = ("..." if "..." in left else "") + "".join(sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1))
+    if any(len(set(term.replace(".", ""))) < len(term.replace(".", "")) for term in left.split(",")):
+        raise_diagonal(call)
+    # Letters of either case are free here; signatures give upper case a meaning, so every letter gets a new name.
+    spell = lambda term: " ".join("..." if c == "." else f"x{ord(c)}" for c in term.replace("...", "."))  # noqa: E731
+    signature = ", ".join(spell(term) for term in left.split(",")) + " -> " + spell(right)
+    return call.relate(signature, list(call["tensors"]))
+
+
+def raise_diagonal(call: Call) -> None:
+    """An einsum such as 'ii->i' ties an axis to its own position: pin what it touches."""
+    for shape in call.shapes:
+        for axis in shape:
+            call.pin(axis, "order")
+
+
+_CONVOLUTIONS = {
+    aten.conv1d: 1,
+    aten.conv2d: 2,
+    aten.conv3d: 3,
+    aten.conv_transpose1d: 1,
+    aten.conv_transpose2d: 2,
+    aten.conv_transpose3d: 3,
+}
+
+
+@rule(*_CONVOLUTIONS)
+def convolution(call: Call) -> Result:
+    """Convolutions of all kinds; a kernel of one element and no stride passes the space through."""
+    rank = _CONVOLUTIONS[call.node.target.overloadpacket]  # type: ignore[union-attr]
+    transposed = "transpose" in str(call.node.target)
+    weight = call.shape("weight")
+    kernel, space = " ".join("JKL"[:rank]), " ".join("UVW"[:rank])
+    if _passes_space_through(call, weight, rank):
+        space = out = " ".join("uvw"[:rank])
+    else:
+        out = " ".join("XYZ"[:rank])
+    batch = "n " if len(call.shape("input")) == rank + 2 else ""
+    filters = f"(g i) o {kernel}" if transposed else f"(g o) i {kernel}"
+    return call.relate(
+        f"{batch}(g i) {space}, {filters}, (g o) -> {batch}(g o) {out}",
+        [call["input"], call["weight"], call["bias"]],
+        g=call["groups"],
+        **{"o" if transposed else "i": size_of(weight[1])},
+    )
+
+
+def _passes_space_through(call: Call, weight: Shape, rank: int) -> bool:
+    if any(axis for axis in weight[2:]):
+        return False
+    once = [1, [1], [1] * rank]
+    return call["stride"] in once and call["padding"] in (0, [0], [0] * rank, "valid", "same")
+
+
+@rule(aten.layer_norm, aten.rms_norm)
+def layer_norm(call: Call) -> Result:
+    """Normalises the last axes together; they stay free, the statistics hold the others."""
+    shape = call.shape("input")
+    lead = len(shape) - len(call["normalized_shape"])
+    call.hold(shape[:lead])
+    affine = [call.shape(name) for name in ("weight", "bias") if call.get(name) is not None]
+    return (*shape[:lead], *call.broadcast([shape[lead:], *affine]))
+
+
+@rule(aten.group_norm)
+def group_norm(call: Call) -> Result:
+    """Normalises each group of the second axis; groups may be permuted, and the members of each."""
+    shape = call.shape("input")
+    groups, _ = call.regroup([shape[1]], [call["num_groups"], size_of(shape[1]) // call["num_groups"]])
+    call.hold((shape[0], groups))
+    return call.relate(
+        "n (g c) ..., (g c), (g c) -> n (g c) ...", [call["input"], call["weight"], call["bias"]], g=call["num_groups"]
+    )
+
+
+@rule(aten._weight_norm, aten._weight_norm_interface)
+def weight_norm(call: Call) -> Result:
+    """A direction `v` and a length `g` for each index of one axis."""
+    v, g = call.shape("v"), call.shape("g")
+    shape = call.broadcast([v, g])
+    return shape if call.node.target is aten._weight_norm.default else [shape, g]

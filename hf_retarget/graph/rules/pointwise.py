@@ -1,0 +1,77 @@
+"""Rules of operators that act element by element, beyond those that torch tags as pointwise."""
+
+from __future__ import annotations
+
+import torch
+
+from hf_retarget.graph.call import Call, Result
+from hf_retarget.graph.rules.registry import pointwise, rule
+
+aten = torch.ops.aten
+
+
+@rule(
+    aten.alias,
+    aten.alpha_dropout,
+    aten.clone,
+    aten.contiguous,
+    aten.detach,
+    aten.detach_,
+    aten.dropout,
+    aten.dropout_,
+    aten.expand_as,
+    aten.feature_dropout,
+    aten.hardswish,
+    aten.hardswish_,
+    aten.lift_fresh_copy,
+    aten.to,
+    aten.type_as,
+    aten._to_copy,
+)
+def keep(call: Call) -> Result:
+    """The axes of the first tensor; others give only a type, a device or a size."""
+    shape = call.shapes[0]
+    sizes = call.sizes
+    shape = ((),) * (len(sizes) - len(shape)) + shape
+    return tuple(axis or call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
+
+
+@rule(aten.copy_)
+def copy(call: Call) -> Result:
+    """Writes one tensor into another: both share their axes."""
+    return pointwise(call)
+
+
+@rule(
+    aten.empty_like,
+    aten.fill_,
+    aten.full_like,
+    aten.new_empty,
+    aten.new_full,
+    aten.new_ones,
+    aten.new_zeros,
+    aten.ones_like,
+    aten.zero_,
+    aten.zeros_like,
+)
+def uniform(call: Call) -> Result:
+    """A tensor that is the same everywhere says nothing of its axes; written in place, the axes stay what they are."""
+    if str(call.node.target.overloadpacket).endswith("_"):  # type: ignore[union-attr]
+        return call.shapes[0]
+    return tuple(call.fresh(size) for size in call.sizes)
+
+
+@rule(aten.prelu)
+def prelu(call: Call) -> Result:
+    """One slope for all, or one for each index of the second axis."""
+    slope = call.shape("weight")
+    return call.relate("n c ..., c -> n c ..." if slope and slope[0] else "..., 1 -> ...")
+
+
+@rule(aten.glu)
+def glu(call: Call) -> Result:
+    """The first half gates the second: both halves share their axis."""
+    shape = call.shape("self")
+    dim = call["dim"] % len(shape)
+    half = call.sizes[dim]
+    return call.broadcast([call.narrow(shape, dim, 0, half), call.narrow(shape, dim, half, half)])

@@ -1,0 +1,71 @@
+"""The registry of operator rules: one way in, duplicates refused, unknown operators never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import overload
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from hf_retarget.errors import RuleError
+from hf_retarget.graph.call import Call, Result, Rule
+from hf_retarget.graph.signature import parse
+
+Operator = OpOverload | OpOverloadPacket
+"""One overload (`aten.linear.default`), or a packet (`aten.linear`) for all of its overloads."""
+
+_rules: dict[str, Rule] = {}
+
+
+@overload
+def rule(operator: Operator, signature: str, /) -> None: ...
+@overload
+def rule(*operators: Operator) -> Callable[[Rule], Rule]: ...
+def rule(*arguments: Operator | str) -> Callable[[Rule], Rule] | None:
+    """Register how an operator relates axes: a row with a signature, or a decorated function.
+
+    Example:
+        >>> rule(aten.linear, "... i, o i, o -> ... o")                 # doctest: +SKIP
+        >>> @rule(aten.t)                                               # doctest: +SKIP
+        ... def t(call):
+        ...     return call.shape("self")[::-1]
+    """
+    *operators, last = arguments
+    if isinstance(last, str):
+        text = last
+        parse(text)  # a malformed row fails at import, not in somebody's trace
+        _register(operators, lambda call: call.relate(text))
+        return None
+    return lambda function: _register([*operators, last], function)
+
+
+def _register(operators: list[Operator | str], function: Rule) -> Rule:
+    for operator in operators:
+        name = str(operator)
+        if name in _rules:
+            raise RuleError(f"'{name}' has a rule already")
+        _rules[name] = function
+    return function
+
+
+def registered() -> list[str]:
+    """The names of all operators that have a rule."""
+    return sorted(_rules)
+
+
+def lookup(operator: object) -> Rule | None:
+    """The rule of an operator: its own, its packet's, or the pointwise one if torch tags it so."""
+    if not isinstance(operator, OpOverload):
+        return None
+    packet = str(operator.overloadpacket)
+    return _rules.get(str(operator)) or _rules.get(packet) or (pointwise if _is_pointwise(operator) else None)
+
+
+def _is_pointwise(operator: OpOverload) -> bool:
+    return torch.Tag.pointwise in operator.tags
+
+
+def pointwise(call: Call) -> Result:
+    """All tensor arguments share their axes, aligned at the right."""
+    return call.broadcast(call.shapes)

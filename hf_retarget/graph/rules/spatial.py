@@ -1,0 +1,121 @@
+"""Rules of operators that move through space: pooling, resampling, padding, patches."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from hf_retarget.graph.axes import flat, leaves, size_of, sum_of
+from hf_retarget.graph.call import Call, Product, Result
+from hf_retarget.graph.rules.registry import rule
+
+aten = torch.ops.aten
+
+rule(aten.adaptive_avg_pool1d, "... W -> ... X")
+rule(aten.adaptive_avg_pool2d, "... H W -> ... Y X")
+rule(aten.adaptive_avg_pool3d, "... D H W -> ... Z Y X")
+rule(aten.avg_pool1d, "... W -> ... X")
+rule(aten.avg_pool2d, "... H W -> ... Y X")
+rule(aten.avg_pool3d, "... D H W -> ... Z Y X")
+rule(aten.max_pool1d, "... W -> ... X")
+rule(aten.max_pool2d, "... H W -> ... Y X")
+rule(aten.max_pool3d, "... D H W -> ... Z Y X")
+rule(aten.adaptive_max_pool1d, "... W -> ... X, ... X")
+rule(aten.adaptive_max_pool2d, "... H W -> ... Y X, ... Y X")
+rule(aten.max_pool2d_with_indices, "... H W -> ... Y X, ... Y X")
+rule(aten.upsample_nearest1d, "n c W -> n c X")
+rule(aten.upsample_linear1d, "n c W -> n c X")
+rule(aten.upsample_nearest2d, "n c H W -> n c Y X")
+rule(aten.upsample_bilinear2d, "n c H W -> n c Y X")
+rule(aten._upsample_bilinear2d_aa, "n c H W -> n c Y X")
+rule(aten.upsample_bicubic2d, "n c H W -> n c Y X")
+rule(aten._upsample_bicubic2d_aa, "n c H W -> n c Y X")
+rule(aten.upsample_nearest3d, "n c D H W -> n c Z Y X")
+rule(aten.upsample_trilinear3d, "n c D H W -> n c Z Y X")
+rule(aten.grid_sampler, "n c ..., n Y X P -> n c Y X")
+
+
+@rule(aten.pad, aten.constant_pad_nd)
+def pad(call: Call) -> Result:
+    """Padding with a constant makes a sum of old and new; any other padding looks at the neighbours' order."""
+    shape = list(call.shape("self"))
+    constant = call.get("mode", "constant") == "constant"
+    for back in range(len(call["pad"]) // 2):
+        dim = len(shape) - 1 - back
+        before, after = call["pad"][2 * back : 2 * back + 2]
+        if before < 0 or after < 0:
+            length = size_of(shape[dim]) + min(before, 0) + min(after, 0)
+            shape = list(call.narrow(tuple(shape), dim, max(-before, 0), length))
+        before, after = max(before, 0), max(after, 0)
+        if before or after:
+            shape[dim] = _padded(call, shape[dim], before, after, constant)
+    return tuple(shape)
+
+
+def _padded(call: Call, axis: Product, before: int, after: int, constant: bool) -> Product:
+    size = before + size_of(axis) + after
+    if not constant or all(leaf.pin is not None for leaf in leaves(axis)):
+        call.pin(axis)
+        return call.pinned(size)
+    return (sum_of([part for part, n in ((call.fresh(before), before), (axis, 1), (call.fresh(after), after)) if n]),)
+
+
+@rule(aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d, aten.replication_pad2d)
+def mirror(call: Call) -> Result:
+    """Padding that copies neighbours: whatever axis grows is pinned."""
+    shape = call.shape("self")
+    for axis in shape[len(shape) - len(call["padding"]) // 2 :]:
+        call.pin(axis)
+    return tuple(
+        axis if size_of(axis) == size else call.pinned(size) for axis, size in zip(shape, call.sizes, strict=True)
+    )
+
+
+@rule(aten.im2col)
+def im2col(call: Call) -> Result:
+    """Patches: the second axis becomes channel × place in the patch."""
+    return call.relate("... c H W -> ... (c K) P", None, K=prod(call["kernel_size"]))
+
+
+@rule(aten.col2im)
+def col2im(call: Call) -> Result:
+    """The reverse of `im2col`."""
+    return call.relate("... (c K) P -> ... c H W", None, K=prod(call["kernel_size"]))
+
+
+@rule(aten.unfold)
+def unfold(call: Call) -> Result:
+    """Windows along one axis, which come as a new last axis."""
+    shape = list(call.shape("self"))
+    dim = call["dimension"] % len(shape)
+    call.pin(shape[dim])
+    shape[dim] = call.pinned(call.sizes[dim])
+    return (*shape, call.pinned(call.sizes[-1]))
+
+
+@rule(aten.pixel_shuffle)
+def pixel_shuffle(call: Call) -> Result:
+    """Channel × place becomes space."""
+    return call.relate("... (c K) H W -> ... c Y X", None, K=call["upscale_factor"] ** 2)
+
+
+@rule(aten.pixel_unshuffle)
+def pixel_unshuffle(call: Call) -> Result:
+    """Space becomes channel × place."""
+    return call.relate("... c H W -> ... (c K) Y X", None, K=call["downscale_factor"] ** 2)
+
+
+@rule(aten.channel_shuffle)
+def channel_shuffle(call: Call) -> Result:
+    """Group × member becomes member × group."""
+    return call.relate("n (g c) ... -> n (c g) ...", None, g=call["groups"])
+
+
+@rule(aten.roll, aten.flip)
+def move(call: Call) -> Result:
+    """Shifts or reverses some axes; with no axes named, all of them."""
+    shape = call.shape("self")
+    for dim in call["dims"] or range(len(shape)):
+        call.pin(shape[dim])
+    return shape

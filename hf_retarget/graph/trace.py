@@ -1,0 +1,153 @@
+"""From a model to its trace: torch.export on a weightless copy, so that the caller's model stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from hf_retarget.errors import TraceError
+from hf_retarget.graph.build import build
+from hf_retarget.graph.permutation_graph import PermutationGraph
+
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""An input to trace with: one tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
+
+
+def trace(model: nn.Module, example_input: Example | None = None) -> PermutationGraph:
+    """Derive which axes of a model may be permuted together without changing its function.
+
+    The model itself is not touched: not its mode, its devices, its caches or its gradients. Weights are not copied,
+    and may be on the meta device. The example input of a timm model is found by itself.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> trace(model, torch.zeros(1, 4)).groups[0].size
+        8
+    """
+    return build(model, export(model, example_input))
+
+
+def export(model: nn.Module, example_input: Example | None = None) -> ExportedProgram:
+    """Export a weightless copy of the model in evaluation mode."""
+    arguments, keywords = example_arguments(model, example_input)
+    twin = _weightless(model).eval()
+    try:
+        with _quietly(), torch.enable_grad():
+            return torch.export.export(twin, arguments, keywords, strict=False)
+    except Exception as error:  # whatever the model's own code raises
+        raise TraceError(_explain(twin, error, arguments, keywords)) from error
+
+
+def example_arguments(model: nn.Module, example_input: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments on the CPU, made from timm's configuration if none are given."""
+    if example_input is None:
+        example_input = _timm_example(model)
+    on_cpu = pytree.tree_map_only(Tensor, lambda t: torch.zeros_like(t, device="cpu") if t.is_meta else t.detach().cpu(), example_input)
+    if isinstance(on_cpu, Mapping):
+        return (), dict(on_cpu)
+    return (on_cpu if isinstance(on_cpu, tuple) else (on_cpu,)), {}
+
+
+def _timm_example(model: nn.Module) -> Tensor:
+    config = getattr(model, "pretrained_cfg", None)
+    if not config or "input_size" not in config:
+        raise TraceError(
+            f"no example input for {type(model).__name__}: it has no timm configuration to take one from; "
+            "pass example_input=, one tensor, a tuple or a mapping as the model's forward expects it"
+        )
+    channels, height, width = config["input_size"]
+    channels = getattr(model, "in_chans", None) or _first_channels(model) or channels
+    patches = getattr(model, "patch_embed", None)
+    height, width = getattr(patches, "img_size", None) or (height, width)
+    # Two images, so that the batch is not mistaken for an axis of one element.
+    return torch.zeros(2, int(channels), int(height), int(width))
+
+
+def _first_channels(model: nn.Module) -> int | None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            return module.in_channels
+    return None
+
+
+def _weightless(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and floating-point buffers have shapes but no memory of their own.
+
+    `torch.empty` asks for pages that nobody ever writes to, and is unlike the meta device a real CPU tensor, so
+    that it meets real constants without trouble. Other buffers are copied: their values may decide (indices, masks).
+    """
+    persistent = set(model.state_dict(keep_vars=True))
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        # Gradients are wanted, or attention layers take a fused path that hides their structure.
+        grad = parameter.is_floating_point()
+        memo[id(parameter)] = nn.Parameter(_empty(parameter), requires_grad=grad)
+    for name, buffer in model.named_buffers():
+        if name in persistent and buffer.is_floating_point():
+            memo[id(buffer)] = _empty(buffer)
+        elif not buffer.is_meta:
+            memo[id(buffer)] = buffer.detach().cpu().clone()
+        else:
+            memo[id(buffer)] = _empty(buffer)
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and id(value) not in memo:
+                memo[id(value)] = value.detach().cpu().clone()  # a plain attribute, perhaps computed: not copyable as it is
+    twin = copy.deepcopy(model, memo)
+    clear_caches(twin)
+    return twin
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def clear_caches(model: nn.Module) -> None:
+    """Empty what modules remember of their weights (attention_bias_cache and the like)."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            own = not name.startswith("_") and isinstance(value, dict)
+            if own and value and all(isinstance(item, Tensor) for item in value.values()):
+                value.clear()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _explain(model: nn.Module, error: Exception, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    given = ", ".join(_describe(value) for value in pytree.tree_leaves((arguments, keywords)))
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    place = _failing_module(model, error)
+    return (
+        f"{type(model).__name__} cannot be exported with the example input {given}: "
+        f"{type(error).__name__} in {place}: {first}. Check the example's shape, or pass example_input="
+    )
+
+
+def _describe(value: object) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def _failing_module(model: nn.Module, error: Exception) -> str:
+    # The innermost module whose forward is on the stack of the error.
+    names = {id(module): name for name, module in model.named_modules()}
+    place, frame = "", error.__traceback__
+    while frame is not None:
+        owner = frame.tb_frame.f_locals.get("self")
+        if id(owner) in names:
+            place = f"'{names[id(owner)]}' ({type(owner).__name__})" if names[id(owner)] else type(owner).__name__
+        frame = frame.tb_next
+    return place or type(model).__name__

@@ -1,0 +1,16 @@
+"""Looking at a permutation graph: as a table, a picture, a page, or JSON."""
+
+from hf_retarget.inspect.page import draw_page
+from hf_retarget.inspect.picture import draw_picture
+from hf_retarget.inspect.summary import GroupSummary, PinnedSummary, Summary, summarise
+from hf_retarget.inspect.table import print_summary
+
+__all__ = [
+    "GroupSummary",
+    "PinnedSummary",
+    "Summary",
+    "draw_page",
+    "draw_picture",
+    "print_summary",
+    "summarise",
+]

@@ -1,0 +1,49 @@
+"""Which blocks of a stack may stand for one another."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_retarget.inspect.folding import repeated_blocks
+from hf_retarget.inspect.paths import blocks_of, home
+
+
+def test_equal_blocks_form_one_run_with_their_groups(vit):
+    (run,) = repeated_blocks(vit)
+    assert str(run) == "blocks.0 … blocks.3"
+    assert [len(names) for names in run.groups] == [4, 4, 4, 4]
+    assert all(name.startswith("blocks.0.") for name in run.groups[0])
+    assert "blocks.0.fc1" not in run.hidden
+    assert "blocks.3.fc1" in run.hidden
+
+
+def test_short_runs_are_left_alone(gated):
+    assert repeated_blocks(gated) == ()
+    assert len(repeated_blocks(gated, shortest=2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("tensors", "module"),
+    [
+        (["a.b.weight"], "a.b."),
+        (["a.b.weight", "a.c.weight"], "a."),
+        (["a.b.weight", "a.b.c.weight"], "a.b."),
+        (["a.b1.weight", "a.b10.weight"], "a."),
+        (["weight", "a.weight"], ""),
+    ],
+)
+def test_home_is_the_innermost_common_module(tensors, module):
+    assert home(tensors) == module
+
+
+@pytest.mark.parametrize(
+    ("paths", "blocks"),
+    [
+        (["blocks.0.qkv", "blocks.0.proj"], ["blocks.0.", "blocks.0."]),
+        (["layers.1.blocks.2.mlp.fc1", "layers.1.blocks.2.mlp.fc2"], ["layers.1.blocks.2."] * 2),
+        (["s1.b2.conv1.conv", "s1.b2.conv2.conv"], ["s1.b2.", "s1.b2."]),
+        (["conv1", "layer1.0", "layer1.1"], ["", "layer1.", "layer1."]),
+    ],
+)
+def test_the_block_is_the_innermost_indexed_module_with_two_weights(paths, blocks):
+    assert blocks_of(paths, set(paths)) == blocks
