@@ -6,6 +6,9 @@
     rt.check(model, graph).verdict      # ... and the proof that the function stays the same
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from hf_retarget.errors import (
     GraphMismatchError,
     ModelError,
@@ -15,9 +18,24 @@ from hf_retarget.errors import (
     TensorMismatchError,
     TraceError,
 )
-from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
-from hf_retarget.graph.check import CheckResult, Control, check
-from hf_retarget.graph.trace import trace
+if TYPE_CHECKING:
+    from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
+    from hf_retarget.graph.check import CheckResult, Control, check
+    from hf_retarget.graph.trace import trace
+
+# What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
+_LAZY = {
+    **dict.fromkeys(("CheckResult", "Control", "check"), "hf_retarget.graph.check"),
+    **dict.fromkeys(("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"),
+    "trace": "hf_retarget.graph.trace",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'hf_retarget' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
 
 __version__ = "0.1.0"
 

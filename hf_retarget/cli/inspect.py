@@ -85,13 +85,14 @@ def derive(model: str, run_check: bool, options: dict[str, Any]) -> tuple[Permut
     """
     with status(f"tracing {model}"):
         import hf_retarget as rt
-        from hf_retarget.models import empty_model, random_model
+        from hf_retarget.models import empty_model
 
-        graph = rt.trace(empty_model(model, **options))
+        built = empty_model(model, **options)
+        graph = rt.trace(built)
     if not run_check:
         return graph, None
     with status(f"checking {model}"):
-        return graph, rt.check(random_model(model, **options), graph)
+        return graph, rt.check(built, graph)
 
 
 def write(path: Path, text: str) -> None:

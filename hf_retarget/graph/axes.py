@@ -126,7 +126,9 @@ def starts(parts: Sequence[Atom]) -> list[int]:
 
 def sum_of(axes: Sequence[Iterable[Atom]]) -> Atom:
     """An atom whose parts are the given axes, one after the other."""
-    parts = [_as_atom(axis) for axis in axes]
+    parts = [part for part in map(_as_atom, axes) if part.size]
+    if len(parts) == 1:
+        return parts[0]
     atom = Atom(sum(part.size for part in parts))
     atom.parts = parts
     return atom
@@ -243,6 +245,8 @@ def narrow(axis: Iterable[Atom], start: int, length: int) -> tuple[Product, list
     factors = flat(axis)
     if length == size_of(factors):
         return tuple(factors), []
+    if length == 0:
+        return (Atom(0),), []
     head, *rest = factors
     step = size_of(rest)
     if start % step == 0 and length % step == 0:

@@ -55,7 +55,7 @@ class Walk:
         for output in pytree.tree_leaves(self._graph(module, inputs)):
             if isinstance(output, Value):
                 for axis in output.shape:
-                    pin(axis, Pin("output"))
+                    pin(axis, Pin("output", "the model's output"))
 
     # ------------------------------------------------------------------ inputs
 
@@ -65,7 +65,7 @@ class Walk:
             return example
         name = self.tied.get(spec.target, spec.target)
         if spec.kind is InputKind.USER_INPUT:
-            return self._record(tuple(_axis(size, Pin("input")) for size in example.shape))
+            return self._record(tuple(_axis(size, Pin("input", f"the model's input '{node.name}'")) for size in example.shape))
         persistent = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
         if persistent and example.is_floating_point():
             if name not in self.state and node.users:

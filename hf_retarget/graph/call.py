@@ -166,6 +166,9 @@ class Call:
 
     def concatenate(self, shapes: Sequence[Shape], dim: int) -> Shape:
         """The shape of a concatenation: a sum along `dim`, and elsewhere families over its parts."""
+        shapes = [shape for shape in shapes if size_of(shape[dim])] or list(shapes[:1])
+        if len(shapes) == 1:
+            return shapes[0]
         axis = sum_of([shape[dim] for shape in shapes])
         result: list[Product] = []
         for other, axes in enumerate(zip(*shapes, strict=True)):
@@ -194,6 +197,8 @@ class Call:
         for pattern, shape in zip(parsed.inputs, shapes, strict=False):
             if shape is not None:
                 self._bind(pattern, shape, names, batch, sizes)
+        for name, size in sizes.items():
+            names.setdefault(name, self.pinned(size) if pinned(name) else self.fresh(size))
         common = self.broadcast(batch)
         outputs = [
             self._build(pattern, size, names, common)

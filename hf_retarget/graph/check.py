@@ -124,8 +124,7 @@ class _Probe:
     def __init__(self, model: nn.Module, example_input: Example | None, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.twin = _double(model).eval()
-        self.state = {name: self._randomise(name, value) for name, value in self.twin.state_dict().items()}
-        _tie(self.twin, self.state)
+        self.state = {name: self._randomise(name, value) for name, value in _untied(self.twin).items()}
         arguments = example_arguments(model, example_input)
         self.arguments: Any = pytree.tree_map_only(Tensor, self._random_input, arguments)
         self.output = self._run(self.state)
@@ -176,18 +175,22 @@ class _Probe:
         return torch.rand(value.shape, generator=self.generator, dtype=torch.float64) + 0.5
 
 
-def _tie(model: nn.Module, state: dict[str, Tensor]) -> None:
-    first: dict[int, str] = {}
+def _untied(model: nn.Module) -> dict[str, Tensor]:
+    # One name for each tensor: a functional call gives tied parameters the same value by itself.
+    state: dict[int, tuple[str, Tensor]] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        state[name] = state[first.setdefault(id(value), name)]
+        state.setdefault(id(value), (name, value.detach()))
+    return dict(state.values())
 
 
 def _double(model: nn.Module) -> nn.Module:
+    # The weights of the copy are never read, since every run brings its own: untouched memory costs nothing.
+    own = {id(value) for value in model.state_dict(keep_vars=True).values() if value.is_floating_point()}
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(_to_double(parameter), requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(_to_double(parameter, id(parameter) in own), requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = _to_double(buffer)
+        memo[id(buffer)] = _to_double(buffer, id(buffer) in own)
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and id(value) not in memo:
@@ -195,7 +198,9 @@ def _double(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _to_double(tensor: Tensor) -> Tensor:
+def _to_double(tensor: Tensor, weightless: bool = False) -> Tensor:
+    if weightless:
+        return torch.empty(tensor.shape, dtype=torch.float64)
     tensor = torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().cpu()
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
@@ -242,8 +247,7 @@ def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: fl
     tensors = sorted({axis.tensor for axis in group.axes}, key=lambda name: (-probe.state[name].numel(), name))
     best = ("", -1.0)
     for name in tensors[:3]:
-        aliases = [alias for alias, canonical in graph.tied.items() if canonical == name]
-        alone = graph.apply(permutation, {each: probe.state[each] for each in (name, *aliases)})
+        alone = graph.apply(permutation, {name: probe.state[name]})
         best = max(best, (name, probe.deviation(alone)), key=lambda pair: pair[1])
         if best[1] > threshold:
             break

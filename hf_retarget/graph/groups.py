@@ -26,6 +26,7 @@ def assemble(
 
     `state` has the axes of the model's own tensors, `held` those of every tensor there is, `originals` the state dict.
     """
+    collapse(list(state.values()))  # few and small, and they settle most families
     collapse(held)
     own = {name: list(paths(state[name])) for name in originals if name in state}
     everything = [path for shape in distinct(held) for path in paths(shape)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hf_retarget.errors import TraceError
@@ -42,7 +44,11 @@ def export(model: nn.Module, example_input: Example | None = None) -> ExportedPr
     twin = _weightless(model).eval()
     try:
         with _quietly(), torch.enable_grad():
-            return torch.export.export(twin, arguments, keywords, strict=False)
+            try:
+                return torch.export.export(twin, arguments, keywords, strict=False)
+            except GuardOnDataDependentSymNode:
+                with _replay(_decisions(model, arguments, keywords)):
+                    return torch.export.export(_weightless(model).eval(), arguments, keywords, strict=False)
     except Exception as error:  # whatever the model's own code raises
         raise TraceError(_explain(twin, error, arguments, keywords)) from error
 
@@ -118,6 +124,36 @@ def clear_caches(model: nn.Module) -> None:
             own = not name.startswith("_") and isinstance(value, dict)
             if own and value and all(isinstance(item, Tensor) for item in value.values()):
                 value.clear()
+
+
+class _Decisions(TorchFunctionMode):
+    """Writes down, or dictates, how every `if tensor:` of a model turns out.
+
+    Export runs on tensors without values and cannot take such a decision, even where it follows from shapes alone.
+    """
+
+    def __init__(self, dictated: Sequence[bool] | None = None) -> None:
+        super().__init__()
+        self.taken: list[bool] = []
+        self._dictated = iter(dictated) if dictated is not None else None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__bool__:
+            decision = func(*args) if self._dictated is None else next(self._dictated)
+            self.taken.append(decision)
+            return decision
+        return func(*args, **(kwargs or {}))
+
+
+def _decisions(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[bool]:
+    twin = copy.deepcopy(model).cpu() if not any(p.is_meta for p in model.parameters()) else _weightless(model)
+    with torch.no_grad(), _Decisions() as decisions:
+        twin.eval()(*arguments, **keywords)
+    return decisions.taken
+
+
+def _replay(decisions: list[bool]) -> _Decisions:
+    return _Decisions(decisions)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from hf_retarget.inspect.lanes import Sketch
 from hf_retarget.inspect.markup import Element, element
 from hf_retarget.inspect.roles import Role
 
-
 INTRODUCTION = (
     "Each line is a group: neurons that may be reordered together without changing what the model computes.",
     "Rows are the modules of the model, from its input at the top to its output at the bottom.",
@@ -75,10 +74,10 @@ def _entries(plan: Sketch) -> list[tuple[list[Element], str]]:
             "a weight reads the group at the ring and writes the group at the dot; small dots: norms, biases, tables",
         )
     )
-    if any(flow.pinned_reads or flow.pinned_writes for flow in flows):
-        entries.append(
-            (_pin(), "pinned: here the order bears meaning and stays (input, output; red: no rule for an operator)")
-        )
+    reasons = {reason for flow in flows for reason, _ in (*flow.pinned_reads, *flow.pinned_writes)}
+    if reasons:
+        red = "; red: nobody knows, an operator has no rule" if reasons - {"input", "output"} else ""
+        entries.append((_pin(), f"pinned: here the order bears meaning and stays (input, output{red})"))
     return entries
 
 

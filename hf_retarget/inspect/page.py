@@ -67,6 +67,7 @@ _WHAT = (
     "A permutation graph says which neurons of a model may be reordered together without changing what it computes. "
     "All axes of one group share one permutation; a pinned axis keeps its order."
 )
+_NUMBERS = dict.fromkeys(("size", "parameters"), "number")
 _HINT = "Point at a line, or at a row of the table below, to see everything that moves with it; click to keep it."
 
 
@@ -134,5 +135,5 @@ def _count(axes: int) -> str:
 
 
 def _table(heads: tuple[str, ...], rows: list[Element]) -> Element:
-    head = element("thead", element("tr", *(element("th", text) for text in heads)))
+    head = element("thead", element("tr", *(element("th", text, class_=_NUMBERS.get(text)) for text in heads)))
     return element("table", head, element("tbody", *rows))

@@ -35,7 +35,10 @@ class Role(str, Enum):
 
 
 def roles(graph: PermutationGraph) -> dict[str, Role]:
-    """The role of every group, by name. Roles are for people to read; nothing is computed from them.
+    """The role of every group, by name.
+
+    Roles are for people to read, and nothing is computed from them. They are read off layouts and module paths, where a
+    gate that reaches beyond its block looks like a residual stream: an addition and a product move axes alike.
 
     Example:
         >>> roles(graph)["patch_embed.proj"]      # doctest: +SKIP

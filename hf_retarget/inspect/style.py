@@ -90,8 +90,9 @@ p { max-width: 70ch; margin: .4rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; }
 th { text-align: left; color: var(--muted); font-weight: 600; white-space: nowrap; }
 th, td { padding: .35rem .8rem; vertical-align: top; border-top: 1px solid var(--band); }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.name { font-family: ui-monospace, Menlo, "DejaVu Sans Mono", monospace; font-size: .82rem; }
+th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.name { font: .82rem/1.8 ui-monospace, Menlo, "DejaVu Sans Mono", monospace; white-space: nowrap; }
+footer { margin-top: 2.5rem; }
 td details div { font: .78rem ui-monospace, Menlo, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 .swatch { display: inline-block; width: .75em; height: .75em; margin-right: .5em; border-radius: 50%;
   background: var(--c); }

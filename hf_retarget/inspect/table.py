@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import IO, TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, OverflowMethod
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from hf_retarget.inspect.roles import Role
 from hf_retarget.inspect.summary import GroupSummary, Summary
 
 if TYPE_CHECKING:
     from hf_retarget.graph.check import CheckResult
 
-_ROLE_STYLES = {"residual stream": "blue", "inner": "yellow", "concatenated": "green"}
-_WIDE = 120  # columns: narrower terminals show no examples
+_ROLE_STYLES = {Role.STREAM: "blue", Role.INNER: "yellow", Role.SEGMENT: "green"}
+_NUMBERS = frozenset({"size", "times", "axes", "parameters"})
 _UNLIMITED = 100_000  # columns: text for grep and files is never wrapped
 
 
@@ -55,14 +58,19 @@ def _print(summary: Summary, console: Console, everything: bool, check: CheckRes
         console.print(_pinned(summary, console))
 
 
-def _table(console: Console, *columns: str) -> Table:
-    style = box.SIMPLE_HEAD if console.is_terminal else None
-    table = Table(box=style, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        number = column in ("axes", "parameters", "size", "times")
-        # Names are whole or they are useless; only examples may be cut short.
-        overflow: OverflowMethod = "ellipsis" if column == "example axes" else "fold"
-        table.add_column(column.upper(), justify="right" if number else "left", overflow=overflow, no_wrap=True)
+def _table(console: Console, rows: Sequence[Mapping[str, Text]], columns: Sequence[str], optional: int) -> Table:
+    # The last columns are optional: on a terminal that is too narrow they go, and the names stay whole.
+    box_style = box.SIMPLE_HEAD if console.is_terminal else None
+    for dropped in range(optional + 1):
+        table = Table(box=box_style, pad_edge=False, padding=(0, 2 - console.is_terminal, 0, 0), header_style="bold")
+        shown = columns[: len(columns) - dropped]
+        for column in shown:
+            number = column in _NUMBERS
+            table.add_column(column.upper(), justify="right" if number else "left", overflow="fold", no_wrap=number)
+        for row in rows:
+            table.add_row(*(row[column] for column in shown))
+        if Measurement.get(console, console.options.update(width=_UNLIMITED), table).maximum <= console.width:
+            break
     return table
 
 
@@ -85,26 +93,18 @@ def _figures(summary: Summary, check: CheckResult | None) -> Table:
 
 
 def _groups(summary: Summary, console: Console, everything: bool) -> Table:
-    times = {}
-    if not everything:
-        times = {name: len(run.blocks) for run in summary.runs for name in run.groups[0]}
-    hidden = frozenset() if everything else frozenset(name for run in summary.runs for name in run.hidden)
+    runs = () if everything else summary.runs
+    times = {name: len(run.blocks) for run in runs for name in run.groups[0]}
+    hidden = {name for run in runs for name in run.hidden}
+    rows = [_cells(group, times.get(group.name, 1)) for group in summary.groups if group.name not in hidden]
     columns = ["group", "role", "size", "times", "axes", "parameters", "outer", "example axes"]
     if not times:
         columns.remove("times")
-    if console.width < _WIDE:
-        columns = columns[:-2]
-    table = _table(console, *columns)
-    for group in summary.groups:
-        if group.name not in hidden:
-            cells = _cells(group, times.get(group.name, 1))
-            style = _ROLE_STYLES.get(group.role.value, "magenta")
-            table.add_row(*(Text(cells[column]) for column in columns), style=style if console.is_terminal else "")
-    return table
+    return _table(console, rows, columns, optional=2)
 
 
-def _cells(group: GroupSummary, times: int) -> dict[str, str]:
-    return {
+def _cells(group: GroupSummary, times: int) -> dict[str, Text]:
+    cells = {
         "group": group.name,
         "role": group.role.value,
         "size": group.size_text,
@@ -114,10 +114,18 @@ def _cells(group: GroupSummary, times: int) -> dict[str, str]:
         "outer": group.outer_text or "-",
         "example axes": ", ".join(group.axes[:2]) + (", …" if len(group.axes) > 2 else ""),
     }
+    style = _ROLE_STYLES.get(group.role, "magenta")
+    return {column: Text(text, style=style) for column, text in cells.items()}
 
 
 def _pinned(summary: Summary, console: Console) -> Table:
-    table = _table(console, "pinned", "axes", "example", "where")
-    for pinned in summary.pinned:
-        table.add_row(*map(Text, (pinned.reason, str(pinned.count), pinned.axes[0], pinned.where or "-")))
-    return table
+    rows = [
+        {
+            "pinned": Text(pinned.reason),
+            "axes": Text(str(pinned.count)),
+            "example": Text(pinned.axes[0]),
+            "where": Text(pinned.where or "-"),
+        }
+        for pinned in summary.pinned
+    ]
+    return _table(console, rows, ("pinned", "axes", "example", "where"), optional=1)

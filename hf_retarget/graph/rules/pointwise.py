@@ -36,9 +36,9 @@ def keep(call: Call) -> Result:
     return tuple(axis or call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
 
 
-@rule(aten.copy_)
-def copy(call: Call) -> Result:
-    """Writes one tensor into another: both share their axes."""
+@rule(aten.copy_, aten.where)
+def combine(call: Call) -> Result:
+    """Like any pointwise operator, though torch does not tag it (or not all of its overloads)."""
     return pointwise(call)
 
 

@@ -1,0 +1,45 @@
+"""Pico models and the two questions every graph test asks: which groups are there, and does the check pass?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hf_retarget as rt
+
+Verify = Callable[..., rt.PermutationGraph]
+
+
+def shapes_of(graph: rt.PermutationGraph) -> list[tuple[int, ...]]:
+    """The shapes of all groups, sorted: (8,) is a plain group, (3, 4) one of size 4 that varies over 3 blocks."""
+    return sorted(group.shape for group in graph)
+
+
+def verify_graph(model: nn.Module, example: Any = None, *, unknown: bool = False, **options: Any) -> rt.PermutationGraph:
+    """Trace and check a model; by default all operators must be known and all controls effective."""
+    graph = rt.trace(model, example)
+    names = [str(each) for each in graph.unknown_operators]
+    assert bool(names) is unknown, names or "expected an unknown operator"
+    result = rt.check(model, graph, example, **({"controls": None} | options))
+    assert result.error <= 1e-8, result.verdict
+    assert result.passed, result.verdict
+    return graph
+
+
+@pytest.fixture(scope="session")
+def shapes() -> Callable[[rt.PermutationGraph], list[tuple[int, ...]]]:
+    return shapes_of
+
+
+@pytest.fixture(scope="session")
+def verify() -> Verify:
+    return verify_graph
+
+
+@pytest.fixture(autouse=True)
+def _same_weights_in_every_run() -> None:
+    torch.manual_seed(0)
