@@ -4,6 +4,7 @@
     ├── ModelError            a model reference that cannot be resolved or built
     ├── TraceError            a model that cannot be exported, or an example that does not fit it
     ├── RuleError             an operator rule that is malformed, or registered twice
+    ├── MatchError            gradients, trajectories or options that cannot be matched
     └── PermutationError      a permutation, graph or tensor that do not belong together
         ├── GraphMismatchError    the fingerprints differ
         └── TensorMismatchError   a tensor has an unknown name or the wrong shape
@@ -37,6 +38,10 @@ class TraceError(RetargetError):
 
 class RuleError(RetargetError):
     """An operator rule is malformed or registered twice."""
+
+
+class MatchError(RetargetError):
+    """Gradients, a trajectory or options that cannot be matched."""
 
 
 class PermutationError(RetargetError):

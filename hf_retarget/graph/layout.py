@@ -6,7 +6,7 @@ the three parts of a fused QKV, and heads that carry an inner permutation each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,14 +78,18 @@ class Layout:
         new = old.clone()
         for block in self.blocks:
             if any(factor.group is not None for factor in block.factors):
-                block.view(new).copy_(_gather(block, block.view(old), indices))
+                block.view(new).copy_(gather(block.view(old), block.factors, indices))
         return new
 
 
-def _gather(block: Block, view: Tensor, indices: Mapping[str, Tensor]) -> Tensor:
+def gather(view: Tensor, factors: Sequence[Factor], indices: Mapping[str, Tensor]) -> Tensor:
+    """A permuted copy of a view that has one dimension for each factor (and possibly more behind them).
+
+    Groups without an entry in `indices` are left as they are.
+    """
     # Outer factors first: a row of an inner permutation is addressed by the block's new position.
-    for position, factor in sorted(enumerate(block.factors), key=lambda item: len(item[1].outer)):
-        if factor.group is None:
+    for position, factor in sorted(enumerate(factors), key=lambda item: len(item[1].outer)):
+        if factor.group not in indices:
             continue
         index = indices[factor.group].to(view.device)
         if not factor.outer:

@@ -169,7 +169,7 @@ class PermutationGraph:
         self._own(permutation)
         indices = {}
         for group in self.groups:
-            outer, index = self._old_positions(group, permutation)
+            outer, index = self._old_positions(group, permutation.indices)
             inverse = torch.empty_like(index)
             inverse[(*outer, index)] = torch.arange(group.size).expand_as(index)
             indices[group.name] = inverse
@@ -179,23 +179,25 @@ class PermutationGraph:
         """The permutation that acts like `first`, followed by `second`."""
         self._own(first)
         self._own(second)
-        indices = {}
-        for group in self.groups:
-            outer, index = self._old_positions(group, second)
-            indices[group.name] = first[group.name][(*outer, index)]
+        indices = {group.name: self.compose_group(group, first.indices, second.indices) for group in self.groups}
         return Permutation(self.fingerprint, indices)
 
-    def _old_positions(self, group: Group, permutation: Permutation) -> tuple[list[Tensor], Tensor]:
+    def compose_group(self, group: Group, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+        """The index of one group in `compose`; groups that `second` lacks are left as they are."""
+        outer, index = self._old_positions(group, second)
+        return first[group.name][(*outer, index)]
+
+    def _old_positions(self, group: Group, indices: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         # For every new position of the group: the old position of each of its blocks, and of the element in it.
         grid = torch.meshgrid(*(torch.arange(size) for size in group.shape), indexing="ij")
         outer = []
         for place, name in enumerate(group.outer):
-            if name is None:
+            if name is None or name not in indices:
                 outer.append(grid[place])
             else:
                 address = (*(grid[i] for i in group.nesting[place]), grid[place])
-                outer.append(permutation[name][address])
-        return outer, permutation[group.name]
+                outer.append(indices[name][address])
+        return outer, indices.get(group.name, grid[-1])
 
     def _permute(self, name: str, tensor: Tensor, permutation: Permutation) -> Tensor:
         layout = self.layouts.get(self.tied.get(name, name))

@@ -1,0 +1,158 @@
+"""Gradients for matching: averaged over minibatches and processes, repeatable, and without side effects on the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hf_retarget.errors import MatchError
+from hf_retarget.files import atomic_path
+
+Batch = tuple[Any, Tensor]
+"""Inputs and labels."""
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""From the model's output and the labels to a scalar, averaged over the batch."""
+
+
+@contextmanager
+def matching_mode(model: nn.Module) -> Iterator[None]:
+    """Dropout and drop-path off, BatchNorm on the statistics of the batch, and everything as it was afterwards.
+
+    BatchNorm without running statistics uses those of the batch in evaluation mode too, so they are simply taken away.
+
+    Example:
+        >>> with matching_mode(model):             # doctest: +SKIP
+        ...     loss(model(images), labels).backward()
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    kept = [(norm.running_mean, norm.running_var) for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.running_mean = norm.running_var = None
+    try:
+        yield
+    finally:
+        for norm, (mean, variance) in zip(norms, kept, strict=True):
+            norm.running_mean, norm.running_var = mean, variance
+        for module, training in modes:
+            module.training = training
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Computes averaged gradients of one model at any weights.
+
+    With several processes (an `accelerate.Accelerator` under torchrun) each takes its share of the minibatches; sums are
+    kept in float64, so that the average does not depend on who computed what.
+
+    Example:
+        >>> gradients = Gradients(model, nn.functional.cross_entropy)                  # doctest: +SKIP
+        >>> at_source = gradients(source_weights, batches)                             # doctest: +SKIP
+    """
+
+    model: nn.Module
+    loss: Loss
+    micro_batch: int | None = None
+    """Samples to hold in memory at a time; BatchNorm then sees these smaller batches."""
+    accelerator: Accelerator | None = None
+
+    def __call__(self, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """The gradient at `weights`, averaged over all minibatches."""
+        if not batches:
+            raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
+        device = self.accelerator.device if self.accelerator else torch.device("cpu")
+        rank, processes = (self.accelerator.process_index, self.accelerator.num_processes) if self.accelerator else (0, 1)
+        own = {name for name, _ in self.model.named_parameters()}
+        leaves = {name: weights[name].detach().to(device).requires_grad_(name in own) for name in weights}
+        wanted = [name for name, leaf in leaves.items() if leaf.requires_grad]
+        sums = {name: torch.zeros(leaves[name].shape, dtype=torch.float64, device=device) for name in wanted}
+        with matching_mode(self.model):
+            for number, (inputs, labels) in enumerate(batches):
+                if number % processes == rank:
+                    self._accumulate(leaves, wanted, inputs, labels, sums)
+        for name in wanted:
+            if self.accelerator is not None and processes > 1:
+                sums[name] = self.accelerator.reduce(sums[name], "sum")  # type: ignore[assignment]
+        return {name: (total / len(batches)).float().cpu() for name, total in sums.items()}
+
+    def _accumulate(
+        self, leaves: dict[str, Tensor], wanted: list[str], inputs: Any, labels: Tensor, sums: dict[str, Tensor]
+    ) -> None:
+        size = len(labels)
+        step = self.micro_batch or size
+        device = next(iter(sums.values())).device
+        for start in range(0, size, step):
+            part, answers = inputs[start : start + step].to(device), labels[start : start + step].to(device)
+            with self._precision():
+                loss = self.loss(functional_call(self.model, leaves, (part,)), answers)
+            grads = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
+            for name, grad in zip(wanted, grads, strict=True):
+                if grad is not None:
+                    sums[name] += grad.double() * (len(answers) / size)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return self.accelerator.autocast() if self.accelerator else nullcontext()
+
+
+@dataclass(frozen=True)
+class GradientCache:
+    """Source gradients on disk: they do not depend on the new base, so every port from the same fine-tuning shares them.
+
+    `key` must hold everything they depend on: weights, data, seeds, options. Any JSON value will do.
+
+    Example:
+        >>> cache = GradientCache("cache", {"source": "a1b2", "tuned": "c3d4", "data": "flowers", "seed": 0})
+        >>> cache.path(1).name
+        'step-1.safetensors'
+    """
+
+    folder: str | Path
+    key: Mapping[str, Any]
+
+    def path(self, step: int) -> Path:
+        """The file of one step."""
+        digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:20]
+        return Path(self.folder) / digest / f"step-{step}.safetensors"
+
+    def get(self, step: int, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The gradient of a step: from disk if it is there, else computed and kept."""
+        path = self.path(step)
+        if path.exists():
+            try:
+                return load_file(path)
+            except (OSError, SafetensorError):
+                path.unlink(missing_ok=True)  # a broken file is as good as none
+        gradient = compute()
+        with atomic_path(path) as temporary:
+            save_file(gradient, temporary)
+        return gradient
+
+
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """A hash of names, shapes, types and values.
+
+    Example:
+        >>> weights_hash({"w": torch.zeros(2)}) == weights_hash({"w": torch.zeros(2)})
+        True
+    """
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()
