@@ -77,9 +77,10 @@ class Gradients:
             raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
         device = self.accelerator.device if self.accelerator else torch.device("cpu")
         rank, processes = (self.accelerator.process_index, self.accelerator.num_processes) if self.accelerator else (0, 1)
-        own = {name for name, _ in self.model.named_parameters()}
-        leaves = {name: weights[name].detach().to(device).requires_grad_(name in own) for name in weights}
-        wanted = [name for name, leaf in leaves.items() if leaf.requires_grad]
+        wanted = [name for name, _ in self.model.named_parameters()]
+        if absent := [name for name in wanted if name not in weights]:
+            raise MatchError(f"the weights lack '{absent[0]}' ({len(absent)} of {len(wanted)} parameters are missing)")
+        leaves = {name: weights[name].detach().to(device).requires_grad_() for name in wanted}
         sums = {name: torch.zeros(leaves[name].shape, dtype=torch.float64, device=device) for name in wanted}
         with matching_mode(self.model):
             for number, (inputs, labels) in enumerate(batches):
@@ -154,5 +155,5 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -110,6 +110,10 @@ class Stacks:
         if self.compression is not None:
             compress(piece, self.compression)
 
+    def factors(self, name: str, number: int) -> tuple[Factor, ...]:
+        """The axes of the piece that a block of a tensor makes."""
+        return _factors(self.graph.layouts[self.graph.tied.get(name, name)].blocks[number])
+
     @property
     def bound(self) -> float:
         """By how much compression may have changed the objective, whatever the permutation."""

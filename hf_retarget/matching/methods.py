@@ -1,0 +1,151 @@
+"""The methods: each takes a problem and the state after s − 1 steps, and returns the state after s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_retarget.errors import MatchError
+from hf_retarget.graph.permutation_graph import PermutationGraph
+from hf_retarget.matching.descent import Match, descend
+from hf_retarget.matching.objective import Stacks, Tensors
+from hf_retarget.matching.problem import Problem, State
+from hf_retarget.matching.trajectory import transplant
+
+Method = Callable[[Problem, State], State]
+
+METHODS: dict[str, Method] = {}
+
+
+def method(name: str) -> Callable[[Method], Method]:
+    """Register a method under the name by which recipes and the command line know it."""
+
+    def register(function: Method) -> Method:
+        if name in METHODS:
+            raise MatchError(f"there is a method '{name}' already")
+        METHODS[name] = function
+        return function
+
+    return register
+
+
+def run(name: str, problem: Problem, state: State | None = None) -> Iterator[State]:
+    """Run a method step by step, from the beginning or from where a saved state left off.
+
+    Example:
+        >>> for state in run("fgmt", problem):                   # doctest: +SKIP
+        ...     state.save("state.safetensors")
+    """
+    if name not in METHODS:
+        raise MatchError(f"unknown method '{name}'; choose one of {', '.join(sorted(METHODS))}")
+    state = begin(problem) if state is None else state
+    while state.step < problem.trajectory.steps:
+        state = METHODS[name](problem, state)
+        yield state
+
+
+def begin(problem: Problem) -> State:
+    """The state before the first step: the target as it is."""
+    return State(0, problem.graph.identity(), dict(problem.target), problem.new_stacks())
+
+
+def match(graph: PermutationGraph, target: Tensors, source: Tensors, **options: Any) -> Match:
+    """Find the permutation that best maps `source` onto `target`: weights, gradients or deltas.
+
+    Options are those of `hf_retarget.matching.descend`.
+
+    Example:
+        >>> found = match(graph, target_weights, source_weights)            # doctest: +SKIP
+        >>> aligned = graph.apply(found.permutation, source_weights)        # doctest: +SKIP
+    """
+    stacks = Stacks(graph)
+    stacks.add(target, source)
+    return descend(stacks, **options)
+
+
+def _port(problem: Problem, state: State, found: Match) -> State:
+    # π_s carries the whole delta up to s over; it is not a running sum of steps with different permutations.
+    step = state.step + 1
+    weights = transplant(problem.target, problem.trajectory.delta(step), problem.graph, found.permutation)
+    return State(step, found.permutation, weights, state.stacks, found.objective, len(found.sweeps))
+
+
+@method("fgmt")
+def fgmt(problem: Problem, state: State) -> State:
+    """Fast gradient matching along the trajectory: one new pair of gradients a step, all pairs matched."""
+    step = state.step + 1
+    state.stacks.add(problem.gradient_at(state.weights, step), problem.source_gradient(step))
+    return _port(problem, state, problem.solve(state.stacks, state.permutation))
+
+
+@method("gmt")
+def gmt(problem: Problem, state: State) -> State:
+    """Gradient matching along the trajectory: every step takes all gradients anew, where the permutation now leads."""
+    stacks = problem.new_stacks()
+    for step in range(1, state.step + 2):
+        delta = problem.trajectory.delta(step - 1)
+        weights = transplant(problem.target, delta, problem.graph, state.permutation)
+        stacks.add(problem.gradient_at(weights, step), problem.source_gradient(step))
+    return _port(problem, replace(state, stacks=stacks), problem.solve(stacks, state.permutation))
+
+
+@method("fgmt-sign")
+def fgmt_sign(problem: Problem, state: State) -> State:
+    """FGMT, but of each step only the entries that go downhill for the target are taken."""
+    step = state.step + 1
+    downhill = problem.gradient_at(state.weights, step)
+    state.stacks.add(downhill, problem.source_gradient(step))
+    found = problem.solve(state.stacks, state.permutation)
+    before, after = problem.trajectory.delta(step - 1), problem.trajectory.delta(step)
+    moves = problem.graph.apply(found.permutation, {name: after[name] - before[name] for name in after})
+    weights = {name: weight + _agreeing(moves[name], downhill.get(name)) for name, weight in state.weights.items()}
+    return State(step, found.permutation, weights, state.stacks, found.objective, len(found.sweeps))
+
+
+def _agreeing(move: Tensor, gradient: Tensor | None) -> Tensor:
+    return move if gradient is None else torch.where(torch.sign(move) == -torch.sign(gradient), move, 0.0)
+
+
+@method("naive")
+def naive(problem: Problem, state: State) -> State:
+    """The identity: add the fine-tuning as it is."""
+    return _port(problem, state, Match(problem.graph.identity(), 0.0, ()))
+
+
+@method("oracle")
+def oracle(problem: Problem, state: State) -> State:
+    """The permutation between the fine-tuning and the real fine-tuning of the target, for those who have it."""
+    if problem.tuned_target is None:
+        raise MatchError("the method 'oracle' needs the real fine-tuning of the target (tuned_target=)")
+    real = {name: problem.tuned_target[name] - start for name, start in problem.target.items()}
+    return _port(problem, state, _found(problem, state, real, problem.trajectory.delta(problem.trajectory.steps)))
+
+
+@method("rebasin")
+def rebasin(problem: Problem, state: State) -> State:
+    """The permutation between the weights of the two bases (Git Re-Basin)."""
+    return _port(problem, state, _found(problem, state, problem.target, problem.source))
+
+
+@method("permuted-source")
+def permuted_source(problem: Problem, state: State) -> State:
+    """The tuned source itself, permuted as FGMT finds it: what the target's own weights add is the difference."""
+    before = problem.trajectory.delta(state.step)
+    followed = replace(state, weights=transplant(problem.target, before, problem.graph, state.permutation))
+    ported = fgmt(problem, followed)
+    delta = problem.trajectory.delta(ported.step)
+    tuned = {name: start + delta[name] for name, start in problem.source.items()}
+    return replace(ported, weights=problem.graph.apply(ported.permutation, tuned))
+
+
+def _found(problem: Problem, state: State, target: Tensors, source: Tensors) -> Match:
+    # These methods have one permutation for all steps: found at the first, kept afterwards.
+    if state.step:
+        return Match(state.permutation, state.objective, ())
+    stacks = problem.new_stacks()
+    stacks.add(target, source)
+    return problem.solve(stacks, state.permutation)
