@@ -112,7 +112,8 @@ class _Descent:
                 moves = self._solve(self.units[number], scale)
                 if moves:
                     moved += 1
-                    due |= self._apply(moves) - {number}
+                    settled = not any(self._twice(name) for name in moves)  # a quadratic step may go on
+                    due |= self._apply(moves) - ({number} if settled else set())
             before, objective = objective, self.objective()
             sweeps.append(Sweep(objective, len(order), moved))
             if objective - before <= tolerance * scale:

@@ -370,6 +370,16 @@ def test_members_over_two_axes_collapse_where_they_meet():
     assert labels(meeting[0][0]) == labels(meeting[1][0])
 
 
+def test_members_are_found_again_inside_a_product_inside_a_sum():
+    # Six rows, 2 × 2 and 2; the first two of them lie inside the 2 × 2.
+    rows, inner = sum_of([(Atom(2), Atom(2)), (Atom(2),)]), Atom(5)
+    x = ((rows,), (inner,))
+    piece, (key,) = narrow((rows,), 0, 2)
+    part = (piece, specialise((inner,), key))
+    collapse([x, part])
+    assert labels((rows, inner))[:10] == labels((*part[0], *part[1]))
+
+
 def test_an_inner_atom_varies_over_an_outer_one_that_is_always_there():
     heads, inner, alone = Atom(3), Atom(4), Atom(6)
     weight, bias = ((heads, inner), (alone,)), ((heads, inner),)

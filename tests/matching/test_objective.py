@@ -1,0 +1,96 @@
+"""Stacks: what they hold, and how much compression may change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_retarget.errors import MatchError, TensorMismatchError
+from hf_retarget.matching.descent import _Descent, descend
+from hf_retarget.matching.objective import Compression, Stacks
+
+
+def value(stacks: Stacks, permutation) -> float:
+    return _Descent(stacks, permutation, 0).objective()
+
+
+def expected(graph, pairs, permutation) -> float:
+    total = 0.0
+    for target, source, weight in pairs:
+        moved = graph.apply(permutation, source)
+        total += weight * sum(float((target[name].double() * moved[name].double()).sum()) for name in target)
+    return total
+
+
+def test_objective_is_the_weighted_sum_of_inner_products(network, noise):
+    model, graph, _ = network
+    pairs = [(noise(model, 2 * i), noise(model, 2 * i + 1), weight) for i, weight in enumerate((1.0, 0.5, 2.0, -1.0))]
+    stacks = Stacks(graph)
+    for target, source, weight in pairs:
+        stacks.add(target, source, weight)
+    for permutation in (graph.identity(), graph.random(0), graph.random(1)):
+        assert value(stacks, permutation) == pytest.approx(expected(graph, pairs, permutation), rel=1e-4, abs=1e-3)
+
+
+def correlated(noise, model, steps):
+    common = noise(model, 0), noise(model, 1)
+    for step in range(steps):
+        yield tuple(
+            {name: tensor + 0.1 * noise(model, 10 + 2 * step + side)[name] for name, tensor in base.items()}
+            for side, base in enumerate(common)
+        )
+
+
+@pytest.mark.parametrize("energy", [0.9, 0.99, 0.999])
+def test_compression_stays_within_its_bound(network, noise, energy):
+    model, graph, _ = network
+    exact, small = Stacks(graph), Stacks(graph, Compression(energy))
+    for target, source in correlated(noise, model, 8):
+        exact.add(target, source)
+        small.add(target, source)
+    assert small.elements < exact.elements / 2
+    for seed in range(10):
+        permutation = graph.random(seed)
+        difference = abs(value(exact, permutation) - value(small, permutation))
+        assert difference <= small.bound * 1.01 + 1e-3
+    assert small.bound > 0  # the test would say nothing otherwise
+
+
+def test_compression_respects_the_size_limit(network, noise):
+    model, graph, _ = network
+    size = sum(parameter.numel() for parameter in model.parameters())
+    stacks = Stacks(graph, Compression(energy=1.0, sizes=2.0))
+    for seed in range(12):
+        stacks.add(noise(model, seed), noise(model, seed + 100))
+    assert stacks.elements <= 2 * 2.0 * size
+
+
+def test_compressed_matching_loses_at_most_twice_the_bound(network, noise):
+    model, graph, _ = network
+    exact, small = Stacks(graph), Stacks(graph, Compression(0.99))
+    for target, source in correlated(noise, model, 6):
+        exact.add(target, source)
+        small.add(target, source)
+    best, close = descend(exact, restarts=3), descend(small, restarts=3)
+    # The descent is not exact, but from the same objective up to the bound it must not end far below.
+    assert value(exact, close.permutation) >= value(small, best.permutation) * 0.9 - 2 * small.bound
+
+
+def test_bad_pairs_are_refused(network, noise):
+    model, graph, _ = network
+    good = noise(model, 0)
+    name = next(iter(good))
+    stacks = Stacks(graph)
+    with pytest.raises(MatchError, match=f"'{name}' of the target has 1 values that are NaN"):
+        bad = good | {name: good[name].clone()}
+        bad[name].view(-1)[0] = float("nan")
+        stacks.add(bad, good)
+    with pytest.raises(MatchError, match="infinite"):
+        bad = good | {name: good[name] * float("inf")}
+        stacks.add(good, bad)
+    with pytest.raises(MatchError, match=f"'{name}' is missing on the source side"):
+        stacks.add(good, {key: tensor for key, tensor in good.items() if key != name})
+    with pytest.raises(TensorMismatchError, match=f"'{name}' of the source has shape"):
+        stacks.add(good, good | {name: torch.zeros(1, 2, 3)})
+    with pytest.raises(TensorMismatchError, match="'nonsense' is not a tensor"):
+        stacks.add(good | {"nonsense": torch.zeros(1)}, good | {"nonsense": torch.zeros(1)})
