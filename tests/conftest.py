@@ -24,7 +24,9 @@ def shapes_of(graph: rt.PermutationGraph) -> list[tuple[int, ...]]:
     return sorted(group.shape for group in graph)
 
 
-def verify_graph(model: nn.Module, example: Any = None, *, unknown: bool = False, **options: Any) -> rt.PermutationGraph:
+def verify_graph(
+    model: nn.Module, example: Any = None, *, unknown: bool = False, **options: Any
+) -> rt.PermutationGraph:
     """Trace and check a model; by default all operators must be known and all controls effective."""
     graph = rt.trace(model, example)
     names = [str(each) for each in graph.unknown_operators]

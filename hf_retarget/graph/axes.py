@@ -47,6 +47,14 @@ class Key(NamedTuple):
             and other.start + other.length <= self.start + self.length
         )
 
+    def overlaps(self, other: Key) -> bool:
+        """Whether both have elements of the same atom in common."""
+        return (
+            find(self.atom) is find(other.atom)
+            and self.start < other.start + other.length
+            and other.start < self.start + self.length
+        )
+
     def same(self, other: Key) -> bool:
         """Whether both name the same part, given all unifications so far."""
         return self.covers(other) and self.length == other.length
@@ -237,7 +245,7 @@ def _refine(atom: Atom, factors: list[Atom] | None = None, parts: list[Atom] | N
     atom.factors, atom.parts = factors, parts
     families, atom.special = atom.special, []
     for key, member in families:
-        unify((member,), specialise((atom,), key))
+        unify_or_pin((member,), specialise((atom,), key))
 
 
 def narrow(axis: Iterable[Atom], start: int, length: int) -> tuple[Product, list[Key]]:
@@ -327,6 +335,15 @@ def unify(left: Iterable[Atom], right: Iterable[Atom]) -> None:
             b[:1] = split(b[0], a[0].size)
 
 
+def unify_or_pin(left: Iterable[Atom], right: Iterable[Atom], why: Pin = Pin("misaligned")) -> None:
+    """Unify two axes, or pin both if they do not fit: used where an exception would leave work half done."""
+    left, right = tuple(left), tuple(right)
+    try:
+        unify(left, right)
+    except Misaligned:
+        pin((*left, *right), why)
+
+
 def _unify_atoms(a: Atom, b: Atom) -> None:
     if a is b:
         return
@@ -344,9 +361,14 @@ def _unify_atoms(a: Atom, b: Atom) -> None:
     elif a.pin is not None:
         for _, member in b.special:
             pin((member,), a.pin)
-    families, b.special = b.special, []
+    # A family over the atom it has just become part of says nothing: there is only one member.
+    itself = [entry for entry in a.special if find(entry[0].atom) is a]
+    a.special = [entry for entry in a.special if find(entry[0].atom) is not a]
+    families, b.special = b.special + itself, []
     for key, member in families:
-        if find(key.atom) is not find(a):
+        if find(key.atom) is find(a):
+            unify_or_pin((a,), (member,))
+        else:
             _merge_member(a, key, member)
 
 
@@ -355,7 +377,7 @@ def _merge_member(atom: Atom, key: Key, member: Atom) -> None:
     if root.whole and root.pin is None and not any(known.same(key) for known, _ in root.special):
         root.special.append((key, member))
     else:
-        unify(specialise((root,), key), (member,))
+        unify_or_pin(specialise((root,), key), (member,))
 
 
 def _unify_sums(a: Atom, b: Atom) -> None:

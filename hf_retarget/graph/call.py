@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from hf_retarget.errors import RuleError
+from hf_retarget.errors import RuleError, TraceError
 from hf_retarget.graph.axes import (
     Atom,
     Misaligned,
@@ -75,7 +75,7 @@ class Call:
         if value.constant is None:
             return value.shape
         if id(value) not in self._shapes:
-            self._shapes[id(value)] = _constant_shape(value.constant, Pin("constant", self.where))
+            self._shapes[id(value)] = constant_shape(value.constant, Pin("constant", self.where))
         return self._shapes[id(value)]
 
     @property
@@ -100,8 +100,10 @@ class Call:
     def all_sizes(self) -> list[list[int]]:
         """The size of every output tensor."""
         value = self.node.meta["val"]
-        outputs = value if isinstance(value, (list, tuple)) else [value]
-        return [[int(size) for size in output.shape] for output in outputs if isinstance(output, Tensor)]
+        outputs = [output for output in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(output, Tensor)]
+        if any(not isinstance(size, int) for output in outputs for size in output.shape):
+            raise TraceError(f"the size of what {self.where} gives depends on the data; such a model cannot be traced")
+        return [list(output.shape) for output in outputs]
 
     # ------------------------------------------------------------------ verbs
 
@@ -116,6 +118,13 @@ class Call:
     def pin(self, axis: Product, reason: str = "spatial") -> None:
         """Pin an axis."""
         pin(axis, Pin(reason, self.where))
+
+    def mix(self, shape: Shape, dims: Iterable[int], reason: str = "spatial") -> None:
+        """Pin some axes whose positions the operator mixes: nothing may vary along them any more."""
+        mixed = {dim % len(shape) for dim in dims}
+        for dim in mixed:
+            self.pin(shape[dim], reason)
+        self.hold(tuple(axis for dim, axis in enumerate(shape) if dim not in mixed))
 
     def hold(self, shape: Shape) -> None:
         """Tell of a tensor that exists only inside the operator, such as the statistics of a softmax."""
@@ -156,7 +165,7 @@ class Call:
         try:
             piece, keys = narrow(shape[dim], start, length)
         except Misaligned:
-            self.pin(shape[dim], "misaligned")
+            self.mix(shape, [dim], "misaligned")
             return (*shape[:dim], self.pinned(length, "misaligned"), *shape[dim + 1 :])
         others = list(shape)
         for key in keys:
@@ -200,6 +209,7 @@ class Call:
         for name, size in sizes.items():
             names.setdefault(name, self.pinned(size) if pinned(name) else self.fresh(size))
         common = self.broadcast(batch)
+        self.hold((*common, *names.values()))  # the whole index space: an axis that meets itself is there twice
         outputs = [
             self._build(pattern, size, names, common)
             for pattern, size in zip(parsed.outputs, self.all_sizes, strict=True)
@@ -223,8 +233,10 @@ class Call:
         end = len(shape) - len(pattern.tail)
         if len(shape) < len(pattern.head) + len(pattern.tail) or (not pattern.ellipsis and end != len(pattern.head)):
             raise RuleError(f"{self.where}: an operand has {len(shape)} axes, its rule expects {pattern}")
+        middle = shape[len(pattern.head) : end]
         if pattern.ellipsis:
-            batch.append(shape[len(pattern.head) : end])
+            batch.append(middle)
+        kept: list[Product] = list(middle)
         for axis_pattern, axis in zip(
             (*pattern.head, *pattern.tail), (*shape[: len(pattern.head)], *shape[end:]), strict=True
         ):
@@ -234,7 +246,11 @@ class Call:
             for name, part in zip(axis_pattern, parts, strict=False):
                 if pinned(name):
                     self.pin(part)
+                else:
+                    kept.append(part)
                 names[name] = self.unify(names[name], part) if name in names else part
+
+        self.hold(tuple(kept))  # whoever is pinned is mixed: nothing varies along it
 
     def _factor_sizes(
         self, pattern: Sequence[str], total: int, names: dict[str, Product], sizes: dict[str, int]
@@ -263,7 +279,8 @@ class Call:
         return tuple(atom for name in pattern for atom in names[name])
 
 
-def _constant_shape(value: Tensor, why: Pin) -> Shape:
+def constant_shape(value: Tensor, why: Pin) -> Shape:
+    """Axes of a constant: pinned where it varies, free where it is the same all along."""
     shape: list[Product] = []
     for dim, size in enumerate(value.shape):
         if size == 1:

@@ -21,6 +21,8 @@ from hf_retarget.graph.permutation_graph import Group, PermutationGraph
 from hf_retarget.graph.trace import Example, clear_caches, example_arguments
 
 _ULP = 2.0**-52
+_MOST_NOISE = 1e-6
+"""A noise floor above this excuses nothing."""
 _EFFECT = 1e3
 """A control must change the output by this many times what the permutation itself did."""
 
@@ -33,14 +35,16 @@ class Control:
     tensor: str
     error: float
     effective: bool
+    silent: bool = False
+    """The tensor does not matter at all: even other random values leave the output as it is, so nothing can be told."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
     """What a check has found.
 
-    `error` is the largest deviation of an output over all drawn permutations, relative to the largest output;
-    `noise_floor` is what a last-bit change of the weights does to the same output.
+    `error` is the largest deviation of any output tensor over all drawn permutations, relative to the largest element
+    of that tensor; `noise_floor` is what a last-bit change of the weights does to the same output.
     """
 
     error: float
@@ -53,13 +57,17 @@ class CheckResult:
     @property
     def invariant(self) -> bool:
         """Whether the outputs stayed the same, up to rounding."""
-        return self.error <= max(self.tolerance, min(10 * self.noise_floor, 1e-4))
+        return self.error <= max(self.tolerance, min(10 * self.noise_floor, _MOST_NOISE))
 
     @property
     def passed(self) -> bool:
         """Whether the outputs stayed the same and the check was able to tell."""
-        powerful = not self.controls or any(control.effective for control in self.controls)
-        return self.invariant and powerful
+        return self.invariant and not self.doubtful and (not self.controls or any(c.effective for c in self.controls))
+
+    @property
+    def doubtful(self) -> tuple[Control, ...]:
+        """Controls that ought to have changed the output and did not."""
+        return tuple(control for control in self.controls if not control.effective and not control.silent)
 
     @property
     def verdict(self) -> str:
@@ -69,7 +77,11 @@ class CheckResult:
             return f"FAILED: the graph does not preserve the function ({figures}, tolerance {self.tolerance:.0e})."
         effective = sum(control.effective for control in self.controls)
         if not self.passed:
-            return f"FAILED: none of {len(self.controls)} negative controls changed the output; the check cannot tell."
+            named = f", first '{self.doubtful[0].tensor}' of group '{self.doubtful[0].group}'" if self.doubtful else ""
+            return (
+                f"FAILED: {len(self.controls) - effective} of {len(self.controls)} negative controls did not change the "
+                f"output{named}; the check cannot tell."
+            )
         return (
             f"passed: {self.draws} random permutation{'s' * (self.draws > 1)} kept the function ({figures}); "
             f"{effective} of {len(self.controls)} negative controls changed it."
@@ -107,7 +119,7 @@ def check(
     began = time.perf_counter()
     probe = _Probe(model, example_input, seed)
     error = max(
-        (probe.deviation(graph.apply(graph.random(seed + draw), probe.state)) for draw in range(draws)), default=0.0
+        (probe.deviation(graph.apply(_moving(graph, seed + draw), probe.state)) for draw in range(draws)), default=0.0
     )
     noise = probe.noise()
     threshold = _EFFECT * max(error, noise, _ULP)
@@ -124,29 +136,43 @@ class _Probe:
     def __init__(self, model: nn.Module, example_input: Example | None, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.twin = _double(model).eval()
+        self.parameters = {name for name, _ in self.twin.named_parameters()}
         self.state = {name: self._randomise(name, value) for name, value in _untied(self.twin).items()}
         arguments = example_arguments(model, example_input)
         self.arguments: Any = pytree.tree_map_only(Tensor, self._random_input, arguments)
         self.output = self._run(self.state)
-        self.scale = max((float(value.abs().max()) for value in self.output if value.numel()), default=0.0)
-        if not self.scale or self.scale != self.scale or self.scale == float("inf"):
+        self.scales = [float(value.abs().max()) if value.numel() else 0.0 for value in self.output]
+        finite = all(bool(torch.isfinite(value).all()) for value in self.output)
+        if not any(self.scales) or not finite:
             raise TraceError(
-                f"{type(model).__name__} gives {'only zeros' if not self.scale else self.scale} on random weights, "
+                f"{type(model).__name__} gives {'only zeros' if finite else 'NaN or infinite values'} on random weights, "
                 "so nothing can be verified; try another seed or example_input="
             )
 
     def _run(self, state: Mapping[str, Tensor]) -> list[Tensor]:
         clear_caches(self.twin)
-        positional, keywords = self.arguments
-        with torch.no_grad(), _float64():
-            output = functional_call(self.twin, dict(state), positional, keywords)
-        return [value.double() for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
+        positional, keywords = pytree.tree_map_only(Tensor, Tensor.clone, self.arguments)  # written to by some models
+        fresh = {name: value if name in self.parameters else value.clone() for name, value in state.items()}
+        try:
+            with torch.no_grad(), _float64():
+                output = functional_call(self.twin, fresh, positional, keywords)
+        except RuntimeError as error:
+            raise TraceError(f"{type(self.twin).__name__} cannot be run in float64: {error}") from error
+        return [_real(value) for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
 
     def deviation(self, state: Mapping[str, Tensor]) -> float:
-        """The largest change of an output, relative to the largest output."""
+        """The largest change of any output tensor, relative to its largest element."""
         changed = self._run(self.state | dict(state))
-        pairs = zip(changed, self.output, strict=True)
-        return max(float((a - b).abs().max()) for a, b in pairs if a.numel()) / self.scale
+        errors = [
+            float((new - old).abs().max()) / (scale or 1.0)
+            for new, old, scale in zip(changed, self.output, self.scales, strict=True)
+            if old.numel()
+        ]
+        return max((error if error == error else float("inf") for error in errors), default=0.0)
+
+    def redrawn(self, name: str) -> Tensor:
+        """Other random values for one tensor."""
+        return self._randomise(name, self.state[name])
 
     def noise(self) -> float:
         """What a change of every weight in its last bit does."""
@@ -164,6 +190,8 @@ class _Probe:
         return self._normal(example.shape) if example.is_floating_point() else example
 
     def _randomise(self, name: str, value: Tensor) -> Tensor:
+        if value.is_complex():
+            return torch.complex(self._randomise(name, value.real), self._randomise(name, value.imag))
         if not value.is_floating_point():
             return value
         if value.dim() > 1:
@@ -185,7 +213,8 @@ def _untied(model: nn.Module) -> dict[str, Tensor]:
 
 def _double(model: nn.Module) -> nn.Module:
     # The weights of the copy are never read, since every run brings its own: untouched memory costs nothing.
-    own = {id(value) for value in model.state_dict(keep_vars=True).values() if value.is_floating_point()}
+    state = model.state_dict(keep_vars=True).values()
+    own = {id(value) for value in state if value.is_floating_point() or value.is_complex()}
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(_to_double(parameter, id(parameter) in own), requires_grad=False)
@@ -199,10 +228,15 @@ def _double(model: nn.Module) -> nn.Module:
 
 
 def _to_double(tensor: Tensor, weightless: bool = False) -> Tensor:
+    precise = torch.complex128 if tensor.is_complex() else torch.float64
     if weightless:
-        return torch.empty(tensor.shape, dtype=torch.float64)
+        return torch.empty(tensor.shape, dtype=precise)
     tensor = torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().cpu()
-    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+    return tensor.to(precise) if tensor.is_floating_point() or tensor.is_complex() else tensor.clone()
+
+
+def _real(value: Tensor) -> Tensor:
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.double()
 
 
 class _Lift(TorchFunctionMode):
@@ -231,6 +265,16 @@ def _float64() -> Iterator[None]:
 # ---------------------------------------------------------------------- negative controls
 
 
+def _moving(graph: PermutationGraph, seed: int) -> Permutation:
+    # In a small group a random permutation is often the identity, which would prove nothing.
+    drawn = graph.random(seed)
+    indices = {}
+    for name, index in drawn.indices.items():
+        still = (index == torch.arange(index.shape[-1])).all(-1, keepdim=True)
+        indices[name] = torch.where(still, index.roll(1, -1), index)
+    return Permutation(drawn.fingerprint, indices)
+
+
 def _choose(graph: PermutationGraph, count: int | None) -> list[Group]:
     # A group that lives in one tensor only has no "others" that could be left behind.
     groups = [group for group in graph.groups if len({axis.tensor for axis in group.axes}) > 1]
@@ -251,4 +295,6 @@ def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: fl
         best = max(best, (name, probe.deviation(alone)), key=lambda pair: pair[1])
         if best[1] > threshold:
             break
-    return Control(group.name, best[0], best[1], best[1] > threshold)
+    effective = best[1] > threshold
+    silent = not effective and all(probe.deviation({name: probe.redrawn(name)}) <= threshold for name in tensors[:3])
+    return Control(group.name, *best, effective, silent)

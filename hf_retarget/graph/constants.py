@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
@@ -10,7 +11,7 @@ _RANDOM = ("rand", "bernoulli", "normal", "multinomial", "poisson")
 
 
 def constant_nodes(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
-    """All nodes whose value follows from the `known` constants alone.
+    """All nodes, `known` ones included, whose value is constant and stays so.
 
     A tensor that starts as a constant but is later written to (zeros, then `copy_` of an activation into a part of
     it) is none, and neither are its other views.
@@ -21,12 +22,13 @@ def constant_nodes(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
         written = {
             base
             for node in graph.nodes
-            if _writes(node) and node not in constants
-            for base in bases.get(node.args[0], ())  # type: ignore[arg-type]
+            if node not in constants
+            for target in _written(node)
+            for base in bases[target]
             if base in constants
         }
         if not written:
-            return constants - known
+            return constants
         tainted |= {node for node, of in bases.items() if of & written} | written
 
 
@@ -52,12 +54,20 @@ def _computable(node: fx.Node) -> bool:
 
 
 def _may_alias(node: fx.Node) -> bool:
-    if not isinstance(node.target, OpOverload):
-        return True
-    return any(result.alias_info is not None for result in node.target._schema.returns) or str(node.target).startswith(
-        ("aten.reshape", "aten.flatten", "aten.contiguous", "aten.expand_as", "aten.to.", "aten.view_as", "aten.unflatten", "aten.dropout")
-    )
+    # Only of pointwise operators is it certain that their result is new memory.
+    target = node.target
+    return not (isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not target._schema.is_mutable)
 
 
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable and bool(node.all_input_nodes)
+def _written(node: fx.Node) -> list[fx.Node]:
+    if isinstance(node.target, OpOverload):
+        inputs = [node.args[0]] if node.target._schema.is_mutable and node.args else []
+        return [each for each in inputs if isinstance(each, fx.Node)]
+    inside = [_submodule(each) for each in node.all_input_nodes if each.op == "get_attr"]
+    mutable = any(_written(each) for module in inside if module is not None for each in module.graph.nodes)
+    return list(node.all_input_nodes) if mutable else []
+
+
+def _submodule(node: fx.Node) -> fx.GraphModule | None:
+    module = getattr(node.graph.owning_module, str(node.target), None)
+    return module if isinstance(module, fx.GraphModule) else None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hf_retarget.graph.axes import Atom, Key, Misaligned, Pin, Product, find, flat, leaves, pin, size_of, starts, unify
+from hf_retarget.graph.axes import Atom, Key, Pin, Product, find, flat, leaves, size_of, starts, unify_or_pin
 
 Shape = Sequence[Product]
 """The axes of one tensor."""
@@ -115,10 +115,7 @@ def collapse(shapes: Sequence[Shape]) -> None:
             return
         for atom, members in offenders:
             for member in members:
-                try:
-                    unify((atom,), (member,))
-                except Misaligned:
-                    pin((atom, member), Pin("misaligned", "parts of one axis that are used differently"))
+                unify_or_pin((atom,), (member,), Pin("misaligned", "parts of one axis that are used differently"))
 
 
 def _offenders(shapes: Sequence[Shape]) -> list[tuple[Atom, list[Atom]]]:
@@ -127,16 +124,12 @@ def _offenders(shapes: Sequence[Shape]) -> list[tuple[Atom, list[Atom]]]:
     for shape in shapes:
         families = [atom for atom in _atoms(shape) if atom.special]
         if families:
-            concerned.append(shape)
-            loose |= {atom: _overlapping(atom) | _circular(atom) for atom in families if atom not in loose}
-    if any(loose.values()):  # paths are well defined only once these are gone
-        concerned = []
-    for shape in concerned:
-        for path in paths(shape):
-            held = {find(key.atom) for key in path.conditions}
-            for place in path.places:
-                if place.atom.special:
-                    loose[place.atom] |= {find(key.atom) for key, _ in place.atom.special} - held
+            concerned.append((shape, families))
+            loose |= {atom: _contradictory(atom) for atom in families if atom not in loose}
+    if not any(loose.values()):  # paths are well defined only once contradictions are gone
+        for shape, families in concerned:
+            for path in paths(shape):
+                _find_loose(path, families, loose)
     result = []
     for atom, outers in loose.items():
         members = [member for key, member in atom.special if find(key.atom) in outers]
@@ -144,6 +137,34 @@ def _offenders(shapes: Sequence[Shape]) -> list[tuple[Atom, list[Atom]]]:
             atom.special = [(key, member) for key, member in atom.special if find(key.atom) not in outers]
             result.append((atom, members))
     return result
+
+
+def _find_loose(path: Path, families: Sequence[Atom], loose: dict[Atom, set[Atom]]) -> None:
+    held: dict[Atom, list[Key]] = {}
+    for key in path.conditions:
+        held.setdefault(find(key.atom), []).append(key)
+    for place in path.places:
+        for key, _ in place.atom.special:
+            conditions = held.get(find(key.atom), [])
+            if not conditions or any(key.overlaps(condition) and not key.covers(condition) for condition in conditions):
+                loose[place.atom].add(find(key.atom))
+    # Where an atom occurs twice, nobody can tell which of the two a family varies over.
+    twice = {atom for atom, keys in held.items() if len(keys) > 1}
+    for atom in families if twice else ():
+        loose[atom] |= {find(key.atom) for key, _ in atom.special} & twice
+
+
+def _contradictory(atom: Atom) -> set[Atom]:
+    # The outer atoms that cannot be had whatever the tensors hold.
+    keys = [key for key, _ in atom.special]
+    outers = list(dict.fromkeys(find(key.atom) for key in keys))
+    overlapping = {
+        find(one.atom) for i, one in enumerate(keys) for other in keys[:i] if one.overlaps(other) and not one.same(other)
+    }
+    members = [member for _, member in atom.special if find(member) is not atom]
+    circular = members and atom in _atoms((tuple(members),))  # itself the member of a member: there is only one
+    # Over two outer atoms a family would have to agree with itself where both hold; it may keep the first.
+    return set(outers) if circular else overlapping | set(outers[1:])
 
 
 def _atoms(shape: Shape) -> set[Atom]:
@@ -156,24 +177,6 @@ def _atoms(shape: Shape) -> set[Atom]:
                 found.add(leaf)
                 queue += [member for _, member in leaf.special]
     return found
-
-
-def _circular(atom: Atom) -> set[Atom]:
-    # A family that has itself as the member of a member contradicts itself: there is only one atom.
-    members = [member for _, member in atom.special if find(member) is not atom]
-    return {find(key.atom) for key, _ in atom.special} if members and atom in _atoms((tuple(members),)) else set()
-
-
-def _overlapping(atom: Atom) -> set[Atom]:
-    keys = [key for key, _ in atom.special]
-    return {
-        find(one.atom)
-        for i, one in enumerate(keys)
-        for other in keys[:i]
-        if find(one.atom) is find(other.atom)
-        and one.start < other.start + other.length
-        and other.start < one.start + one.length
-    }
 
 
 # ---------------------------------------------------------------------- families that hold

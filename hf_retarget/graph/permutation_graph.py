@@ -65,10 +65,13 @@ class UnknownOperator:
     operator: str
     node: str
     module: str
+    problem: str = ""
+    """Why it counts as unknown although it has a rule: the rule does not cover this call."""
 
     def __str__(self) -> str:
         place = f"node {self.node}, {self.module}" if self.module else f"node {self.node}"
-        return f"No axis rule for '{self.operator}' ({place}); its axes stay pinned. See CONTRIBUTING.md to add one."
+        what = f"'{self.operator}' ({place}): {self.problem}" if self.problem else f"No axis rule for '{self.operator}' ({place})"
+        return f"{what}; its axes stay pinned. See CONTRIBUTING.md to add one."
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,7 @@ def test_a_refinement_reaches_the_members():
 
 def select(shape: tuple[Product, ...], dim: int, index: int) -> tuple[Product, ...]:
     """`x.select(dim, index)`, as `Call.narrow` does it."""
-    piece, keys = narrow(shape[dim], index, 1)
+    _, keys = narrow(shape[dim], index, 1)
     others = list(shape)
     for key in keys:
         others = [specialise(axis, key) for axis in others]

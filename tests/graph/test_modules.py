@@ -77,7 +77,7 @@ def test_mlp(verify, shapes):
 )
 def test_one_layer_between_convolutions(verify, shapes, layer, shape):
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), layer, nn.Conv2d(6, 2, 3))
-    assert shapes(verify(model, IMAGE, unknown=isinstance(layer, nn.LocalResponseNorm))) == shape
+    assert shapes(verify(model, IMAGE)) == shape
 
 
 def test_convolution_flattened_into_linear(verify, shapes):
@@ -222,9 +222,7 @@ def test_mixer(verify, shapes):
         x = x + self.down(self.up(x.transpose(1, 2)).relu()).transpose(1, 2)
         return self.head(x.mean(1))
 
-    model = Function(
-        forward, embed=nn.Linear(3, 6), up=nn.Linear(5, 7), down=nn.Linear(7, 5), head=nn.Linear(6, 2)
-    )
+    model = Function(forward, embed=nn.Linear(3, 6), up=nn.Linear(5, 7), down=nn.Linear(7, 5), head=nn.Linear(6, 2))
     assert shapes(verify(model, TOKENS)) == [(6,), (7,)]
 
 
@@ -271,8 +269,7 @@ def test_recurrent_classifier(verify, shapes, kind, forward):
 def test_recurrent_in_two_layers_and_directions(verify, shapes, kind, forward):
     rnn = kind(6, 4, num_layers=2, bidirectional=True, batch_first=True)
     graph = verify(Function(forward, embed=nn.Linear(3, 6), rnn=rnn, head=nn.Linear(8, 2)), TOKENS)
-    states = 4 if forward is last_step else 4  # one group for each layer and direction
-    assert shapes(graph) == [(4,)] * states + [(6,)]
+    assert shapes(graph) == [(4,), (4,), (4,), (4,), (6,)], "one group for each layer and direction"
 
 
 def test_lstm_with_projection(verify, shapes):
@@ -367,7 +364,9 @@ STREAM, PLAIN_HEADS, PER_HEAD = (WIDTH,), (HEADS,), (HEADS, INNER)
 class Attention(nn.Module):
     """A residual attention block between two linear layers. `spell` makes q, k, v [batch, heads, length, inner]."""
 
-    def __init__(self, spell: Callable[..., tuple[Tensor, Tensor, Tensor]], fused: bool = True, **modules: nn.Module) -> None:
+    def __init__(
+        self, spell: Callable[..., tuple[Tensor, Tensor, Tensor]], fused: bool = True, **modules: nn.Module
+    ) -> None:
         super().__init__()
         self.embed, self.head = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 2)
         if fused:
@@ -621,7 +620,9 @@ def test_transformer_with_decoder(verify, shapes):
     ids=["zeros", "threes", "counting", "broadcast"],
 )
 def test_a_constant_pins_only_what_it_tells_apart(verify, shapes, values, expected):
-    model = Function(lambda self, x: self.out(self.first(x) + self.constant), first=nn.Linear(4, 8), out=nn.Linear(8, 2))
+    model = Function(
+        lambda self, x: self.out(self.first(x) + self.constant), first=nn.Linear(4, 8), out=nn.Linear(8, 2)
+    )
     model.register_buffer("constant", values, persistent=False)
     graph = verify(model, ROW)
     assert shapes(graph) == expected
@@ -647,14 +648,12 @@ def test_a_persistent_float_buffer_moves_with_its_group(verify, shapes):
     model.register_buffer("scale", torch.arange(8.0))
     graph = verify(model, ROW)
     assert shapes(graph) == [(8,)]
-    assert rt.Axis("scale", 0) in graph["first"].axes
+    assert {rt.Axis("scale", 0), rt.Axis("first.weight", 0), rt.Axis("out.weight", 1)} <= set(graph.groups[0].axes)
     assert "scale" not in graph.parameters
 
 
 def test_an_integer_buffer_is_a_constant(verify, shapes):
-    model = Function(
-        lambda self, x: self.out(self.first(x)[:, self.order]), first=nn.Linear(4, 8), out=nn.Linear(8, 2)
-    )
+    model = Function(lambda self, x: self.out(self.first(x)[:, self.order]), first=nn.Linear(4, 8), out=nn.Linear(8, 2))
     model.register_buffer("order", torch.randperm(8))
     graph = verify(model, ROW)
     assert shapes(graph) == []
@@ -663,7 +662,15 @@ def test_an_integer_buffer_is_a_constant(verify, shapes):
     assert torch.equal(moved["order"], model.order)
 
 
-@pytest.mark.parametrize("operator", [lambda x: torch.fft.fft(x).abs(), lambda x: torch.linalg.inv(x[:, None] * x[..., None])[0]])
+def spectrum(x: Tensor) -> Tensor:
+    return torch.fft.fft(x).abs()
+
+
+def inverse(x: Tensor) -> Tensor:
+    return torch.linalg.inv((x[:, None] * x[..., None]).exp())[:, 0]
+
+
+@pytest.mark.parametrize("operator", [spectrum, inverse])
 def test_an_operator_without_a_rule_pins_and_is_named(verify, shapes, operator):
     model = Function(
         lambda self, x: self.out(self.hidden(operator(self.first(x))).relu()),

@@ -241,7 +241,11 @@ def test_memory_order_does_not_matter(grouped):
 def test_a_permutation_of_another_graph_is_refused(grouped):
     _, graph = grouped
     other = rt.trace(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), torch.zeros(1, 2)).random(0)
-    for use in (lambda: graph.apply(other, {}), lambda: graph.invert(other), lambda: graph.compose(graph.random(0), other)):
+    for use in (
+        lambda: graph.apply(other, {}),
+        lambda: graph.invert(other),
+        lambda: graph.compose(graph.random(0), other),
+    ):
         with pytest.raises(rt.GraphMismatchError, match=graph.fingerprint[:12]) as error:
             use()
         assert other.fingerprint[:12] in str(error.value)
@@ -299,7 +303,11 @@ def test_a_graph_survives_its_file(case, tmp_path):
     graph.save(tmp_path / "graph.json")
     loaded = rt.PermutationGraph.load(tmp_path / "graph.json")
     assert loaded == graph
-    assert (loaded.groups, loaded.pinned, loaded.unknown_operators) == (graph.groups, graph.pinned, graph.unknown_operators)
+    assert (loaded.groups, loaded.pinned, loaded.unknown_operators) == (
+        graph.groups,
+        graph.pinned,
+        graph.unknown_operators,
+    )
     assert (loaded.parameters, loaded.share(1), loaded.share(2)) == (graph.parameters, graph.share(1), graph.share(2))
     state, permutation = model.state_dict(), graph.random(0)
     assert equal(loaded.apply(permutation, state), graph.apply(permutation, state))

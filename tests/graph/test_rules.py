@@ -74,7 +74,9 @@ def buffer(values: Any) -> Tensor:
 
 def operators(module: fx.GraphModule) -> set[str]:
     """The names of all operators in a trace, by overload and by packet."""
-    targets = {node.target for each in module.modules() if isinstance(each, fx.GraphModule) for node in each.graph.nodes}
+    targets = {
+        node.target for each in module.modules() if isinstance(each, fx.GraphModule) for node in each.graph.nodes
+    }
     packets = {target.overloadpacket for target in targets if isinstance(target, torch._ops.OpOverload)}
     return {str(target) for target in targets | packets}
 
@@ -237,7 +239,9 @@ GRU = [(5, 6, 3), (1, 6, 4), (12, 3), (12, 4), (12,), (12,)]
 RNN = [(5, 6, 3), (1, 6, 4), (4, 3), (4, 4), (4,), (4,)]
 
 
-def lstm(layers: int = 1, bidirectional: bool = False, batch_first: bool = False, biases: bool = True) -> Callable[..., Any]:
+def lstm(
+    layers: int = 1, bidirectional: bool = False, batch_first: bool = False, biases: bool = True
+) -> Callable[..., Any]:
     """All three outputs; of a bidirectional one only the first, as a vector over the final states ties directions."""
 
     def run(x, h, c, *weights):

@@ -27,13 +27,15 @@ def attention(call: Call) -> Result:
     call.unify(query[-1], key[-1])
     batch = call.broadcast([query[:-2], key[:-2], value[:-2]])
     scores = (*batch, query[-2], length)
-    mask = call["attn_mask"]
-    if mask is not None:
-        bias = call.shape(mask)
+    if call["attn_mask"] is not None:
+        bias = call.shape("attn_mask")
         if call["enable_gqa"] and len(bias) > 2:
-            bias = (*bias[:-3], *call.regroup([bias[-3]], [size_of(outer), size_of(repeat)] if bias[-3] else [1, 1]), *bias[-2:])
+            split = call.regroup([bias[-3]], [size_of(outer), size_of(repeat)] if bias[-3] else [1, 1])
+            bias = (*bias[:-3], *split, *bias[-2:])
         scores = call.broadcast([scores, bias])
-    call.hold(scores)
+        batch = scores[:-2]
+    call.hold((*scores, query[-1]))
+    call.hold((*scores, value[-1]))
     call.hold(scores[:-1])
     if call["enable_gqa"]:
         batch = (*batch[:-2], (*batch[-2], *batch[-1]))

@@ -20,8 +20,7 @@ def index(call: Call) -> Result:
     used = [dim for dim, value in enumerate(indices) if value is not None]
     if any(value is not None and value.constant is not None and value.constant.dtype is torch.bool for value in indices):
         return _masked(call)
-    for dim in used:
-        call.pin(shape[dim], "order")
+    call.mix(shape, used, "order")
     looked_up = call.broadcast(call.shape(indices[dim]) for dim in used)
     kept = [axis for dim, axis in enumerate(shape) if indices[dim] is None]
     together = used == list(range(used[0], used[-1] + 1))
@@ -42,7 +41,7 @@ def index_select(call: Call) -> Result:
     """One axis is looked up, the others stay."""
     shape = list(call.shape("self"))
     dim = call["dim"] % len(shape)
-    call.pin(shape[dim], "order")
+    call.mix(tuple(shape), [dim], "order")
     (shape[dim],) = call.shape("index") or ((),)
     return tuple(shape)
 
@@ -57,7 +56,7 @@ def gather(call: Call) -> Result:
             call.pin(axis, "order")
         return where
     dim = call["dim"] % len(shape)
-    call.pin(shape[dim], "order")
+    call.mix(shape, [dim], "order")
     result = []
     for i, (axis, position, size) in enumerate(zip(shape, where, call.sizes, strict=True)):
         if i == dim:

@@ -14,14 +14,26 @@ rule(aten.linear, "... i, o i, o -> ... o")
 rule(aten.bilinear, "... i, ... j, o i j, o -> ... o")
 rule(aten.mm, "n k, k m -> n m")
 rule(aten.bmm, "b n k, b k m -> b n m")
-rule(aten.addmm, "n m, n k, k m -> n m")
-rule(aten.baddbmm, "b n m, b n k, b k m -> b n m")
 rule(aten.mv, "n k, k -> n")
 rule(aten.dot, "k, k ->")
 rule(aten.outer, "n, m -> n m")
-rule(aten.batch_norm, "n c ..., c, c, c, c -> n c ...")
-rule(aten.instance_norm, "n c ..., c, c, c, c -> n c ...")
 rule(aten.embedding, "V c, ... -> ... c")
+
+
+@rule(aten.batch_norm, aten.instance_norm)
+def batch_norm(call: Call) -> Result:
+    """One mean and variance for each index of the second axis, and of the first too for instances."""
+    shape = call.shape("input")
+    call.hold(shape[1:2] if call.node.target is aten.batch_norm.default else shape[:2])
+    return call.relate("n c ..., c, c, c, c -> n c ...")
+
+
+@rule(aten.addmm, aten.baddbmm)
+def add_product(call: Call) -> Result:
+    """A matrix product, added to something that broadcasts."""
+    first, left, right = call.tensors
+    product = call.relate("... n k, ... k m -> ... n m", [left, right])
+    return call.broadcast([product, call.shape(first)])  # type: ignore[list-item]
 
 
 @rule(aten.matmul)
@@ -90,8 +102,8 @@ def convolution(call: Call) -> Result:
 def _passes_space_through(call: Call, weight: Shape, rank: int) -> bool:
     if any(axis for axis in weight[2:]):
         return False
-    once = [1, [1], [1] * rank]
-    return call["stride"] in once and call["padding"] in (0, [0], [0] * rank, "valid", "same")
+    once, none = [1, [1], [1] * rank], [0, [0], [0] * rank, "valid", "same"]
+    return call["stride"] in once and call["padding"] in none and call.get("output_padding", 0) in none
 
 
 @rule(aten.layer_norm, aten.rms_norm)

@@ -36,22 +36,26 @@ def keep(call: Call) -> Result:
     return tuple(axis or call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
 
 
-@rule(aten.copy_, aten.where)
+@rule(aten.copy_, aten.masked_fill_, aten.where)
 def combine(call: Call) -> Result:
     """Like any pointwise operator, though torch does not tag it (or not all of its overloads)."""
     return pointwise(call)
 
 
 @rule(
+    aten.empty,
     aten.empty_like,
     aten.fill_,
+    aten.full,
     aten.full_like,
     aten.new_empty,
     aten.new_full,
     aten.new_ones,
     aten.new_zeros,
+    aten.ones,
     aten.ones_like,
     aten.zero_,
+    aten.zeros,
     aten.zeros_like,
 )
 def uniform(call: Call) -> Result:
@@ -65,7 +69,7 @@ def uniform(call: Call) -> Result:
 def prelu(call: Call) -> Result:
     """One slope for all, or one for each index of the second axis."""
     slope = call.shape("weight")
-    return call.relate("n c ..., c -> n c ..." if slope and slope[0] else "..., 1 -> ...")
+    return call.relate("n c ..., c -> n c ...") if slope and slope[0] else call.shape("self")
 
 
 @rule(aten.glu)

@@ -22,7 +22,8 @@ def recurrent(call: Call) -> Result:
     weights = list(call["params"])
     each = len(weights) // (call["num_layers"] * directions)
     data = call.shape("input")
-    call.pin(data[1 if call.get("batch_first") and len(data) == 3 else 0], "order")
+    moment = 1 if call["batch_first"] and len(data) == 3 else 0
+    call.mix(data, [moment], "order")
     features = data[-1]
     finals: list[list[Shape]] = [[] for _ in states]
     for layer in range(call["num_layers"]):
@@ -35,7 +36,9 @@ def recurrent(call: Call) -> Result:
             hidden.append(units)
             for kind, state in enumerate(start):
                 axis = call.unify(cells if kind else units, state[-1])
-                finals[kind].append(((), *state[:-1], axis))
+                batch = [call.unify(data[1 - moment], state[0])] if len(data) == 3 else []
+                call.hold((*batch, axis))
+                finals[kind].append(((), *batch, axis))
         features = hidden[0] if directions == 1 else (sum_of(hidden),)
     return [(*data[:-1], features), *(call.concatenate(rows, 0) for rows in finals)]
 

@@ -59,17 +59,21 @@ def extremum(call: Call) -> Result:
     shape = call.shapes[0]
     if call.get("dim") is None:
         return ()
-    if any(user.args[1] == 1 for user in call.node.users):
-        call.pin(shape[call["dim"]], "order")
+    if _positions_used(call):
+        call.mix(shape, [call["dim"]], "order")
     return [_reduced(call, shape)] * 2
+
+
+def _positions_used(call: Call) -> bool:
+    return any(user.args[1] == 1 and user.users for user in call.node.users)
 
 
 @rule(aten.argmax, aten.argmin)
 def position(call: Call) -> Result:
     """A position along an axis is a fact about its order."""
     shape = call.shapes[0]
-    for dim in _dims(call, len(shape)):
-        call.pin(shape[dim], "order")
+    if shape:
+        call.mix(shape, _dims(call, len(shape)), "order")
     return _reduced(call, shape)
 
 
@@ -77,7 +81,7 @@ def position(call: Call) -> Result:
 def running(call: Call) -> Result:
     """Depends on the order along one axis."""
     shape = call.shapes[0]
-    call.pin(shape[call["dim"]], "order")
+    call.mix(shape, [call["dim"]], "order")
     return shape
 
 
@@ -86,13 +90,15 @@ def ranked(call: Call) -> Result:
     """Puts one axis into an order of its own; the positions it also returns refer to the old one."""
     shape = call.shapes[0]
     dim = call["dim"] % len(shape)
-    call.pin(shape[dim], "order")
-    return [tuple(call.pinned(size, "order") if i == dim else axis for i, (axis, size) in enumerate(zip(shape, call.sizes, strict=True)))] * 2
+    call.hold((*shape[:dim], *shape[dim + 1 :]))
+    if _positions_used(call):
+        call.pin(shape[dim], "order")
+    return [(*shape[:dim], call.pinned(call.sizes[dim], "order"), *shape[dim + 1 :])] * 2
 
 
 @rule(aten.tril, aten.triu)
 def triangle(call: Call) -> Result:
     """Keeps a triangle of the last two axes."""
     shape = call.shapes[0]
-    call.pin((*shape[-1], *shape[-2]), "order")
+    call.mix(shape, [-1, -2], "order")
     return shape

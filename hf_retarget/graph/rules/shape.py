@@ -14,6 +14,7 @@ aten = torch.ops.aten
 @rule(
     aten._unsafe_view,
     aten.flatten,
+    aten.ravel,
     aten.reshape,
     aten.reshape_as,
     aten.unflatten,
@@ -93,7 +94,7 @@ def squeeze(call: Call) -> Result:
     return tuple(() if size == 1 else next(kept) for size in call.sizes)
 
 
-@rule(aten.expand)
+@rule(aten.expand, aten.broadcast_to)
 def expand(call: Call) -> Result:
     """Repeats axes of one element; all copies are alike, so the new axis is free."""
     sizes = call.sizes
@@ -189,7 +190,7 @@ def slice_(call: Call) -> Result:
     if step == 1:
         return call.narrow(shape, dim, start, length)
     if start >= step or size % step or length != size // step:
-        call.pin(shape[dim])
+        call.mix(shape, [dim])
         return (*shape[:dim], call.pinned(length), *shape[dim + 1 :])
     rows, columns = call.regroup([shape[dim]], [length, step])
     piece = call.narrow((*shape[:dim], rows, columns, *shape[dim + 1 :]), dim + 1, start, 1)

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from hf_retarget.graph.axes import flat, leaves, size_of, sum_of
-from hf_retarget.graph.call import Call, Product, Result
+from hf_retarget.graph.call import Call, Product, Result, Shape
 from hf_retarget.graph.rules.registry import rule
 
 aten = torch.ops.aten
@@ -49,15 +49,15 @@ def pad(call: Call) -> Result:
             shape = list(call.narrow(tuple(shape), dim, max(-before, 0), length))
         before, after = max(before, 0), max(after, 0)
         if before or after:
-            shape[dim] = _padded(call, shape[dim], before, after, constant)
+            shape[dim] = _padded(call, tuple(shape), dim, before, after, constant)
     return tuple(shape)
 
 
-def _padded(call: Call, axis: Product, before: int, after: int, constant: bool) -> Product:
-    size = before + size_of(axis) + after
+def _padded(call: Call, shape: Shape, dim: int, before: int, after: int, constant: bool) -> Product:
+    axis = shape[dim]
     if not constant or all(leaf.pin is not None for leaf in leaves(axis)):
-        call.pin(axis)
-        return call.pinned(size)
+        call.mix(shape, [dim])
+        return call.pinned(before + size_of(axis) + after)
     return (sum_of([part for part, n in ((call.fresh(before), before), (axis, 1), (call.fresh(after), after)) if n]),)
 
 
@@ -65,8 +65,7 @@ def _padded(call: Call, axis: Product, before: int, after: int, constant: bool) 
 def mirror(call: Call) -> Result:
     """Padding that copies neighbours: whatever axis grows is pinned."""
     shape = call.shape("self")
-    for axis in shape[len(shape) - len(call["padding"]) // 2 :]:
-        call.pin(axis)
+    call.mix(shape, range(len(shape) - len(call["padding"]) // 2, len(shape)))
     return tuple(
         axis if size_of(axis) == size else call.pinned(size) for axis, size in zip(shape, call.sizes, strict=True)
     )
@@ -89,7 +88,7 @@ def unfold(call: Call) -> Result:
     """Windows along one axis, which come as a new last axis."""
     shape = list(call.shape("self"))
     dim = call["dimension"] % len(shape)
-    call.pin(shape[dim])
+    call.mix(tuple(shape), [dim])
     shape[dim] = call.pinned(call.sizes[dim])
     return (*shape, call.pinned(call.sizes[-1]))
 
@@ -116,6 +115,6 @@ def channel_shuffle(call: Call) -> Result:
 def move(call: Call) -> Result:
     """Shifts or reverses some axes; with no axes named, all of them."""
     shape = call.shape("self")
-    for dim in call["dims"] or range(len(shape)):
-        call.pin(shape[dim])
+    if shape:
+        call.mix(shape, call["dims"] or range(len(shape)))
     return shape
