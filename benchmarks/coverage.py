@@ -20,9 +20,16 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hf_retarget import CheckResult, PermutationGraph
 
 FAMILIES = Path(__file__).parent.parent / "tests" / "graph" / "families.csv"
 CHECK_LIMIT = 700_000_000
@@ -40,7 +47,7 @@ def measure(name: str, check: bool) -> dict[str, object]:
 
     import hf_retarget as rt
     from hf_retarget.graph.build import build
-    from hf_retarget.graph.trace import example_arguments, export
+    from hf_retarget.graph.trace import export
     from hf_retarget.models import empty_model
 
     torch.set_num_threads(1)
@@ -66,8 +73,7 @@ def measure(name: str, check: bool) -> dict[str, object]:
         if check and row["parameters"] > CHECK_LIMIT:  # type: ignore[operator]
             row["error"] = "too large"
         elif check:
-            (example,), _ = example_arguments(model, None)
-            result = rt.check(model, graph, example[:1], draws=1, controls=3)
+            result = verify(model, graph)
             effective = sum(control.effective for control in result.controls)
             row |= {
                 "error": f"{result.error:.1e}",
@@ -79,6 +85,19 @@ def measure(name: str, check: bool) -> dict[str, object]:
     except Exception as error:  # a sweep reports what fails and goes on
         row["failure"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
     return row
+
+
+def verify(model: nn.Module, graph: PermutationGraph) -> CheckResult:
+    """Check a graph on one image, a small one where the model takes any size."""
+    import hf_retarget as rt
+    from hf_retarget.graph.trace import example_arguments
+
+    (example,), _ = example_arguments(model, None)
+    options = {"draws": 1, "controls": 3}
+    if not model.pretrained_cfg.get("fixed_input_size"):  # type: ignore[union-attr, operator]
+        with suppress(rt.TraceError):
+            return rt.check(model, graph, example[:1, :, :128, :128], **options)  # type: ignore[arg-type]
+    return rt.check(model, graph, example[:1], **options)  # type: ignore[arg-type]
 
 
 def in_own_process(name: str, check: bool) -> dict[str, object]:

@@ -17,6 +17,7 @@ from hf_retarget.errors import TraceError
 from hf_retarget.graph.axes import Atom, Misaligned, Pin, pin, size_of
 from hf_retarget.graph.call import Call, Shape, Value, constant_shape
 from hf_retarget.graph.constants import constant_nodes
+from hf_retarget.graph.families import settle
 from hf_retarget.graph.groups import assemble
 from hf_retarget.graph.permutation_graph import PermutationGraph, UnknownOperator
 from hf_retarget.graph.rules import lookup
@@ -29,7 +30,8 @@ def build(model: nn.Module, program: ExportedProgram) -> PermutationGraph:
     walk = Walk(model, program)
     walk.run()
     parameters = frozenset(name for name, _ in model.named_parameters())
-    return assemble(walk.state, walk.held, walk.unknown, walk.originals, parameters, walk.tied)
+    held = settle(walk.state, walk.held, walk.spaces)
+    return assemble(walk.state, held, walk.unknown, walk.originals, parameters, walk.tied)
 
 
 class Walk:
@@ -43,6 +45,7 @@ class Walk:
         self.tied = {name: canonical for name, canonical in names.items() if name != canonical}
         self.state: dict[str, Shape] = {}
         self.held: list[Shape] = []
+        self.spaces: list[Shape] = []
         self.unknown: list[UnknownOperator] = []
 
     def run(self) -> None:
@@ -123,7 +126,7 @@ class Walk:
         return self._call(node, args, kwargs)
 
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(node, _by_name(node.target, args, kwargs), _where(node), self.held)
+        call = Call(node, _by_name(node.target, args, kwargs), _where(node), self.held, self.spaces)
         outputs = [self._record(shape) for shape in self._shapes(call)]
         return outputs if isinstance(node.meta["val"], (list, tuple)) else outputs[0]
 

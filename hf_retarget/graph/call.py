@@ -48,11 +48,14 @@ class Value:
 class Call:
     """One call of an operator in a trace."""
 
-    def __init__(self, node: fx.Node, arguments: dict[str, Any], where: str, held: list[Shape]) -> None:
+    def __init__(
+        self, node: fx.Node, arguments: dict[str, Any], where: str, held: list[Shape], spaces: list[Shape]
+    ) -> None:
         self.node = node
         self.arguments = arguments
         self.where = where
         self._held = held
+        self._spaces = spaces
         self._shapes: dict[int, Shape] = {}
 
     # ------------------------------------------------------------------ arguments
@@ -129,6 +132,10 @@ class Call:
     def hold(self, shape: Shape) -> None:
         """Tell of a tensor that exists only inside the operator, such as the statistics of a softmax."""
         self._held.append(shape)
+
+    def span(self, space: Shape) -> None:
+        """Tell of all axes that a contraction runs over at once: an axis that meets itself is there twice."""
+        self._spaces.append(space)
 
     def unify(self, first: Product, *others: Product) -> Product:
         """Make axes share one permutation; an axis of one element broadcasts."""
@@ -209,7 +216,7 @@ class Call:
         for name, size in sizes.items():
             names.setdefault(name, self.pinned(size) if pinned(name) else self.fresh(size))
         common = self.broadcast(batch)
-        self.hold((*common, *names.values()))  # the whole index space: an axis that meets itself is there twice
+        self.span((*common, *names.values()))
         outputs = [
             self._build(pattern, size, names, common)
             for pattern, size in zip(parsed.outputs, self.all_sizes, strict=True)
@@ -250,7 +257,8 @@ class Call:
                     kept.append(part)
                 names[name] = self.unify(names[name], part) if name in names else part
 
-        self.hold(tuple(kept))  # whoever is pinned is mixed: nothing varies along it
+        if any(pinned(name) for axis_pattern in (*pattern.head, *pattern.tail) for name in axis_pattern):
+            self.hold(tuple(kept))  # whoever is pinned is mixed: nothing varies along it
 
     def _factor_sizes(
         self, pattern: Sequence[str], total: int, names: dict[str, Product], sizes: dict[str, int]

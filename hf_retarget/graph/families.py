@@ -9,7 +9,7 @@ Two freedoms are decided here, by one criterion: *every tensor that holds the in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,6 +105,31 @@ def distinct(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 # ---------------------------------------------------------------------- families that do not hold
+
+
+def settle(state: Mapping[str, Shape], held: Sequence[Shape], spaces: Sequence[Shape]) -> list[Shape]:
+    """Collapse all families that do not hold, and return the shapes that say who may vary over whom.
+
+    `spaces` are the index spaces of contractions. They say no more than the tensors do, unless an axis meets itself.
+    """
+    collapse(list(state.values()))  # few and small, and they settle most families
+    while True:
+        doubled = [space for space in distinct(spaces) if _doubled(space)]
+        shapes = [*distinct(held), *doubled]
+        collapse(shapes)
+        if len(doubled) == sum(_doubled(space) for space in distinct(spaces)):
+            return distinct(shapes)
+
+
+def _doubled(space: Shape) -> bool:
+    atoms = [atom for axis in space for atom in _all_atoms(axis)]
+    return len(set(atoms)) < len(atoms)
+
+
+def _all_atoms(axis: Iterable[Atom]) -> Iterator[Atom]:
+    for atom in flat(axis):
+        yield atom
+        yield from (inner for part in atom.parts or () for inner in _all_atoms((part,)))
 
 
 def collapse(shapes: Sequence[Shape]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_retarget.graph.axes import Atom
 from hf_retarget.graph.call import Shape
-from hf_retarget.graph.families import Path, collapse, distinct, outers, paths
+from hf_retarget.graph.families import Path, outers, paths
 from hf_retarget.graph.layout import Axis, Block, Factor, Layout
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph, PinnedAxis, UnknownOperator
 
@@ -24,12 +24,10 @@ def assemble(
 ) -> PermutationGraph:
     """The permutation graph of a finished walk.
 
-    `state` has the axes of the model's own tensors, `held` those of every tensor there is, `originals` the state dict.
+    `state` has the axes of the model's own tensors, `held` those of every tensor that counts, `originals` the state dict.
     """
-    collapse(list(state.values()))  # few and small, and they settle most families
-    collapse(held)
     own = {name: list(paths(state[name])) for name in originals if name in state}
-    everything = [path for shape in distinct(held) for path in paths(shape)]
+    everything = [path for shape in held for path in paths(shape)]
     varies_over = outers([path for each in own.values() for path in each], everything)
     groups = _groups(own, varies_over)
     names = {atom: group.name for atom, group in groups.items()}

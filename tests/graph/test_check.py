@@ -263,7 +263,7 @@ def test_the_result_is_json():
 
 @pytest.mark.parametrize(
     ("function", "word"),
-    [(lambda x: x * 0, "only zeros"), (lambda x: (x - x) / (x - x), "nan"), (lambda x: 1 / (x - x), "inf")],
+    [(lambda x: x * 0, "only zeros"), (lambda x: (x - x) / (x - x), "NaN"), (lambda x: 1 / (x - x), "NaN or infinite")],
 )
 def test_an_output_that_tells_nothing_is_refused(function, word):
     class Mute(nn.Sequential):

@@ -328,7 +328,9 @@ ORDERS: list[Row] = [
     ("aten.logcumsumexp", lambda x: x.logcumsumexp(0), [(3, 4)], "4"),
     ("aten.argsort", lambda x: x.argsort(1), [(3, 4)], "3"),
     ("aten.sort", lambda x: x.sort(-1), [(3, 4)], "3"),
+    ("aten.sort", lambda x: x.sort(-1).values, [(3, 4)], "3 3*4"),  # whatever the order was, it is sorted now
     ("aten.topk", lambda x: x.topk(2, 1), [(3, 4)], "3"),
+    ("aten.topk", lambda x: x.topk(2, 1).values, [(3, 4)], "3 3*4"),
     ("aten.tril", lambda x: x.tril(), [(2, 3, 4)], "2"),
     ("aten.triu", lambda x: x.triu(1), [(2, 3, 4)], "2"),
 ]
@@ -378,6 +380,7 @@ SHAPES: list[Row] = [
     ("aten.reshape", lambda x: x.reshape(3, 20), [(3, 4, 5)], "3 4 4*5"),
     ("aten.reshape", lambda x: x.reshape(5, 6, 2), [(5, 4, 3)], "5"),  # 4·3 does not align with 6·2
     ("aten.flatten", lambda x: x.flatten(1), [(3, 4, 5)], "3 4 4*5"),
+    ("aten.ravel", lambda x: x.ravel(), [(3, 4)], "3 3*4"),
     ("aten.unflatten", lambda x: x.unflatten(1, (2, -1)), [(3, 8)], "2 3 4"),
     ("aten.reshape_as", lambda x, y: x.reshape_as(y) + y, [(3, 8), (3, 2, 4)], "2 3 4"),
     ("aten.view_as", lambda x, y: x.view_as(y) + y, [(3, 8), (3, 2, 4)], "2 3 4"),
@@ -394,6 +397,7 @@ SHAPES: list[Row] = [
     ("aten.squeeze", lambda x: x.squeeze(), [(1, 3, 1, 4)], "3 4"),
     ("aten.squeeze", lambda x: x.squeeze(2), [(1, 3, 1, 4)], "3 4"),
     ("aten.expand", lambda x: x.expand(5, 3, 4), [(3, 1)], "3 4 5"),  # 4 and 5: copies, free
+    ("aten.broadcast_to", lambda x: x.broadcast_to(5, 3, 4), [(3, 1)], "3 4 5"),
     ("aten.repeat", lambda x: x.repeat(2, 1), [(3, 4)], "3 4 3*2"),
     ("aten.tile", lambda x: x.tile((2,)), [(3, 4)], "3 4 4*2"),
     ("aten.repeat_interleave.self_int", lambda x: x.repeat_interleave(2, 0), [(3, 4)], "3 4 3*2"),
@@ -438,6 +442,7 @@ COPIES: list[Row] = [
     ("aten._to_copy", lambda x: aten._to_copy(x, dtype=torch.float16), [(3, 4)], "3 4"),
     ("aten.type_as", lambda x, y: x.type_as(y), [(3, 4), (5,)], "3 4 5"),  # y gives only its type
     ("aten.copy_", lambda x, y: x * x.exp().copy_(y), [(3, 4), (4,)], "3 4"),
+    ("aten.masked_fill_", lambda x, y: x.exp().masked_fill_(y > 1, 0.0), [(3, 4), (4,)], "3 4"),
     ("aten.where", torch.where, [buffer([[True, False, True, True]]), (3, 4), (3, 1)], "3"),
     ("aten.where", lambda x, y: torch.where(x > 0, x, y), [(3, 4), (3, 1)], "3 4"),
     ("aten.prelu", F.prelu, [(2, 3, 4), (3,)], "2 3 4"),
@@ -450,6 +455,10 @@ COPIES: list[Row] = [
 UNIFORM: list[Row] = [
     ("aten.empty_like", lambda x: torch.empty_like(x).copy_(x), [(3, 4)], "3 4"),
     ("aten.new_empty", lambda x: x.new_empty(3, 4).copy_(x), [(3, 4)], "3 4"),
+    ("aten.empty", lambda x: torch.empty(3, 4, dtype=x.dtype).copy_(x), [(3, 4)], "3 4"),
+    ("aten.full", lambda x: torch.full((3, 4), 2.0, dtype=x.dtype).add_(x), [(3, 4)], "3 4"),
+    ("aten.ones", lambda x: torch.ones(3, 4, dtype=x.dtype).mul_(x), [(3, 4)], "3 4"),
+    ("aten.zeros", lambda x: torch.zeros(3, 4, dtype=x.dtype).add_(x), [(3, 4)], "3 4"),
     ("aten.fill_", lambda x: x + x.exp().fill_(2.0), [(3, 4)], "3 4"),
     ("aten.zero_", lambda x: x + x.exp().zero_(), [(3, 4)], "3 4"),
     ("aten.full_like", lambda x: x * torch.full_like(x, 2.0), [(3, 4)], "3 4"),
@@ -504,8 +513,18 @@ SPACE: list[Row] = [
     ("aten._upsample_bicubic2d_aa", lambda x: F.interpolate(x, 3, mode="bicubic", antialias=True), IMAGE, "2 3"),
     ("aten.upsample_nearest3d", lambda x: F.interpolate(x, 8), VOLUME, "2 3"),
     ("aten.upsample_trilinear3d", lambda x: F.interpolate(x, 8, mode="trilinear"), VOLUME, "2 3"),
-    ("aten.grid_sampler", lambda x, grid: F.grid_sample(x, grid.tanh()), [(2, 3, 4, 5), (2, 6, 7, 2)], "2 3"),
-    ("aten.grid_sampler", lambda x, grid: F.grid_sample(x, grid.tanh()), [*VOLUME, (2, 6, 6, 6, 3)], "2 3"),
+    (
+        "aten.grid_sampler",
+        lambda x, grid: F.grid_sample(x, grid.tanh(), align_corners=False),
+        [(2, 3, 4, 5), (2, 6, 7, 2)],
+        "2 3",
+    ),
+    (
+        "aten.grid_sampler",
+        lambda x, grid: F.grid_sample(x, grid.tanh(), align_corners=False),
+        [*VOLUME, (2, 6, 6, 6, 3)],
+        "2 3",
+    ),
     ("aten.pad", lambda x: F.pad(x, (1, 2)), [(3, 4)], "2 3 4"),  # zeros are alike: two of them may change places
     ("aten.pad", lambda x: F.pad(x, (-1, 0)), [(3, 4)], "3 3 3"),  # 4 = 1 + 3, and the rows of the first part
     ("aten.pad", lambda x: F.pad(x, (1, 1), mode="reflect"), [(3, 4)], "3"),
@@ -614,7 +633,6 @@ JOINTLY: list[Row] = [
     ("aten.stack", lambda *xs: torch.stack(xs), [(3, 4), (3, 4)], "3 3*4 3 3*4"),
     ("aten._weight_norm", lambda v, g: torch._weight_norm(v, g, 0), [(3, 4), (3, 1)], "3 3*4"),
     # A running sum carries its rows along the pinned 4, and a shift moves rows from column to column: no 3 for each 4.
-    ("aten.tril", lambda x: x.tril(), [(2, 3, 4)], "3*4*2"),
     ("aten.cumsum", lambda x: x.cumsum(1), [(3, 4)], "3"),
     ("aten.cumprod", lambda x: x.cumprod(1), [(3, 4)], "3"),
     ("aten.logcumsumexp", lambda x: x.logcumsumexp(1), [(3, 4)], "3"),

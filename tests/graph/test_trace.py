@@ -267,9 +267,9 @@ class Filters(nn.Module):
         return x[x > 0]
 
 
-@pytest.mark.parametrize("kind", [Loops, Filters])
-def test_a_model_whose_shapes_depend_on_data_is_explained(kind):
-    with pytest.raises(rt.TraceError, match=rf"{kind.__name__}.*float32\[2, 4\]"):
+@pytest.mark.parametrize(("kind", "message"), [(Loops, r"Loops.*float32\[2, 4\]"), (Filters, "depends on the data")])
+def test_a_model_whose_shapes_depend_on_data_is_explained(kind, message):
+    with pytest.raises(rt.TraceError, match=message):
         rt.trace(kind(), torch.zeros(2, 4))
 
 

@@ -34,9 +34,10 @@ def attention(call: Call) -> Result:
             bias = (*bias[:-3], *split, *bias[-2:])
         scores = call.broadcast([scores, bias])
         batch = scores[:-2]
-    call.hold((*scores, query[-1]))
-    call.hold((*scores, value[-1]))
+    call.hold(scores)
     call.hold(scores[:-1])
+    call.span((*scores, query[-1]))
+    call.span((*scores, value[-1]))
     if call["enable_gqa"]:
         batch = (*batch[:-2], (*batch[-2], *batch[-1]))
     return (*batch, query[-2], value[-1])
