@@ -35,17 +35,29 @@ FAMILIES = Path(__file__).parent.parent / "tests" / "graph" / "families.csv"
 CHECK_LIMIT = 700_000_000
 """Parameters above which a model is traced but not run: float64 weights, permuted and not, would not fit in memory."""
 
-COLUMNS = (
-    "model parameters groups per_block free_on_one free_on_two unknown_operators error noise_floor controls "
-    "export_seconds analysis_seconds check_seconds trace_megabytes failure"
-).split()
+COLUMNS = [
+    "model",
+    "parameters",
+    "groups",
+    "per_block",
+    "free_on_one",
+    "free_on_two",
+    "unknown_operators",
+    "error",
+    "noise_floor",
+    "controls",
+    "export_seconds",
+    "analysis_seconds",
+    "check_seconds",
+    "trace_megabytes",
+    "failure",
+]
 
 
 def measure(name: str, check: bool) -> dict[str, object]:
     """Trace (and check) one model in this process."""
     import torch
 
-    import hf_retarget as rt
     from hf_retarget.graph.build import build
     from hf_retarget.graph.trace import export
     from hf_retarget.models import empty_model
@@ -159,16 +171,22 @@ def write_csv(rows: list[dict[str, object]], output: Path) -> None:
 def summary(rows: list[dict[str, object]]) -> Iterator[str]:
     """The figures that docs/coverage.md quotes."""
     good = [row for row in rows if row["groups"]]
-    verified = [row for row in good if row["error"] not in ("", "too large") and not row["failure"]]
-    yield f"{len(good)} of {len(rows)} models traced, {sum(not row['unknown_operators'] for row in good)} of them with no unknown operator"
-    if verified:
-        yield f"{len(verified)} verified; largest relative error {max(float(row['error']) for row in verified):.1e}"  # type: ignore[arg-type]
+    known = sum(not row["unknown_operators"] for row in good)
+    yield f"{len(good)} of {len(rows)} models traced, {known} of them with no unknown operator"
+    errors = [_number(row, "error") for row in good if row["error"] not in ("", "too large") and not row["failure"]]
+    if errors:
+        yield f"{len(errors)} verified; largest relative error {max(errors):.1e}"
     if good:
-        ratios = [float(row["analysis_seconds"]) / float(row["export_seconds"]) for row in good]  # type: ignore[arg-type]
-        yield f"analysis takes {statistics.median(ratios):.1%} of the export time in the median, {max(ratios):.1%} at most"
-        yield f"{statistics.median(int(row['groups']) for row in good):.0f} groups in the median"  # type: ignore[call-overload]
-        largest = max(good, key=lambda row: int(row["parameters"]))  # type: ignore[call-overload]
-        yield f"{int(largest['parameters']) / 1e6:.0f} M parameters ({largest['model']}): {largest['trace_megabytes']} MB at most while tracing"  # type: ignore[call-overload]
+        ratios = [_number(row, "analysis_seconds") / _number(row, "export_seconds") for row in good]
+        yield f"analysis takes {statistics.median(ratios):.1%} of the export time (median), {max(ratios):.1%} at most"
+        yield f"{statistics.median(_number(row, 'groups') for row in good):.0f} groups in the median"
+        largest = max(good, key=lambda row: _number(row, "parameters"))
+        size = f"{_number(largest, 'parameters') / 1e6:.0f} M parameters ({largest['model']})"
+        yield f"{size}: {largest['trace_megabytes']} MB at most while tracing"
+
+
+def _number(row: dict[str, object], column: str) -> float:
+    return float(str(row[column]))
 
 
 @click.command(help=__doc__)
@@ -180,7 +198,10 @@ def summary(rows: list[dict[str, object]]) -> Iterator[str]:
 @click.option("--csv", "output", default="coverage.csv", show_default=True, type=Path, help="Where the rows go.")
 @click.option("--resume", is_flag=True, help="Keep the rows that the CSV has already.")
 @click.option("--one", hidden=True, help="Measure one model in this process and print it as JSON.")
-def main(names: tuple[str, ...], sample: int, seed: int, check: bool, jobs: int, output: Path, resume: bool, one: str) -> None:
+def main(
+    names: tuple[str, ...], sample: int, seed: int, check: bool, jobs: int, output: Path, resume: bool, one: str
+) -> None:
+    """Parse the options and run."""
     if one:
         print(json.dumps(measure(one, check)))
         return

@@ -3,8 +3,9 @@
     python benchmarks/solver.py                    # T = 1, 5, 15, at 200 classes
     python benchmarks/solver.py --steps 15 --model resnet18 --csv solver.csv
 
-The reference is a solver of the kind research code uses: for every group and sweep, for every step and every tensor, permute
-the source's tensor on all its other axes by full index tensors, multiply, add up; SciPy; until a sweep gains nothing.
+The reference is a solver of the kind research code uses: for every group and sweep, for every step and every tensor,
+permute the source's tensor on all its other axes by full index tensors, multiply, add up; SciPy; until a sweep gains
+nothing.
 Both see the same gradients: of two freshly initialised networks along a short fine-tuning, on random images.
 """
 
@@ -32,7 +33,9 @@ from hf_retarget.models import random_model
 Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
-def real_gradients(name: str, classes: int, steps: int, size: int = 64, batch: int = 64) -> tuple[rt.PermutationGraph, list[Pair]]:
+def real_gradients(
+    name: str, classes: int, steps: int, size: int = 64, batch: int = 64
+) -> tuple[rt.PermutationGraph, list[Pair]]:
     """Gradients of two networks along the fine-tuning of one of them, on images with class-dependent structure."""
     torch.manual_seed(0)
     model = random_model(name, num_classes=classes)
@@ -136,6 +139,7 @@ def ours(graph: rt.PermutationGraph, pairs: list[Pair], compression: Compression
 @click.option("--reference/--no-reference", default=True)
 @click.option("--csv", "output", type=Path)
 def main(model: str, classes: int, all_steps: tuple[int, ...], reference: bool, output: Path | None) -> None:
+    """Run both solvers on the same gradients."""
     graph, pairs = real_gradients(model, classes, max(all_steps))
     rows: list[dict[str, object]] = []
     print(f"{model}, {classes} classes, {torch.get_num_threads()} threads")
@@ -145,13 +149,21 @@ def main(model: str, classes: int, all_steps: tuple[int, ...], reference: bool, 
         if reference:
             began = time.perf_counter()
             _, value, sweeps = plain_solver(graph, some)
-            results["reference"] = {"seconds": time.perf_counter() - began, "sweeps": sweeps, "objective": value, "model_sizes": 2.0 * steps, "bound": 0.0}
+            results["reference"] = {
+                "seconds": time.perf_counter() - began,
+                "sweeps": sweeps,
+                "objective": value,
+                "model_sizes": 2.0 * steps,
+                "bound": 0.0,
+            }
         results["exact"] = ours(graph, some, None)
         results["compressed"] = ours(graph, some, Compression())
         for name, result in results.items():
             ratio = results["reference"]["seconds"] / result["seconds"] if reference else float("nan")  # type: ignore[operator]
             gain = result["objective"] / results["reference"]["objective"] if reference else float("nan")  # type: ignore[operator]
-            rows.append({"model": model, "steps": steps, "solver": name, "speedup": ratio, "objective_ratio": gain} | result)
+            rows.append(
+                {"model": model, "steps": steps, "solver": name, "speedup": ratio, "objective_ratio": gain} | result
+            )
             print(
                 f"T={steps:<3} {name:10} {result['seconds']:8.2f} s  ({ratio:5.1f}×)  {result['sweeps']:>3} sweeps  "
                 f"objective {result['objective']:.6g} ({gain:.5f})  stacks {result['model_sizes']:.1f} model sizes  "

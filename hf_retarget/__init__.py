@@ -1,9 +1,9 @@
 """hf-retarget: move a fine-tuning to a new base model.
 
-    import hf_retarget as rt
+import hf_retarget as rt
 
-    graph = rt.trace(model)             # which axes may be permuted together
-    rt.check(model, graph).verdict      # ... and the proof that the function stays the same
+graph = rt.trace(model)             # which axes may be permuted together
+rt.check(model, graph).verdict      # ... and the proof that the function stays the same
 """
 
 from importlib import import_module
@@ -18,6 +18,7 @@ from hf_retarget.errors import (
     TensorMismatchError,
     TraceError,
 )
+
 if TYPE_CHECKING:
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
     from hf_retarget.graph.check import CheckResult, Control, check
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
 _LAZY = {
     **dict.fromkeys(("CheckResult", "Control", "check"), "hf_retarget.graph.check"),
-    **dict.fromkeys(("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"),
+    **dict.fromkeys(
+        ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
+    ),
     "trace": "hf_retarget.graph.trace",
 }
 
@@ -43,8 +46,8 @@ __all__ = [
     "Axis",
     "CheckResult",
     "Control",
-    "Group",
     "GraphMismatchError",
+    "Group",
     "ModelError",
     "Permutation",
     "PermutationError",

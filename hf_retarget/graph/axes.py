@@ -1,4 +1,4 @@
-"""The axis algebra: every axis is a product of atoms, and an atom may turn out to be a product or a sum of smaller ones.
+"""The axis algebra: an axis is a product of atoms, and an atom may turn out to be a product or a sum of smaller ones.
 
 An *atom* stands for an index set with one unknown permutation. Atoms start whole and are refined on demand:
 
@@ -16,7 +16,7 @@ This is what keeps V independent of Q and K in a fused projection that is viewed
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -30,6 +30,9 @@ class Pin(NamedTuple):
 
     reason: str
     where: str = ""
+
+
+MISALIGNED = Pin("misaligned")
 
 
 class Key(NamedTuple):
@@ -228,7 +231,7 @@ def cut(atom: Atom, boundaries: Iterable[int]) -> None:
     if atom.parts is None:
         if inside:
             edges = [0, *inside, atom.size]
-            _refine(atom, parts=[Atom(end - start, atom.pin) for start, end in zip(edges, edges[1:], strict=False)])
+            _refine(atom, parts=[Atom(end - start, atom.pin) for start, end in pairwise(edges)])
         return
     for start, part in zip(starts(atom.parts), atom.parts, strict=True):
         within = [boundary - start for boundary in inside if start < boundary < start + part.size]
@@ -335,7 +338,7 @@ def unify(left: Iterable[Atom], right: Iterable[Atom]) -> None:
             b[:1] = split(b[0], a[0].size)
 
 
-def unify_or_pin(left: Iterable[Atom], right: Iterable[Atom], why: Pin = Pin("misaligned")) -> None:
+def unify_or_pin(left: Iterable[Atom], right: Iterable[Atom], why: Pin = MISALIGNED) -> None:
     """Unify two axes, or pin both if they do not fit: used where an exception would leave work half done."""
     left, right = tuple(left), tuple(right)
     try:

@@ -52,9 +52,7 @@ class Walk:
         """Walk the whole program."""
         module = self.program.graph_module
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
-        inputs = [
-            self._input(node, specs[node.name]) for node in module.graph.nodes if node.op == "placeholder"
-        ]
+        inputs = [self._input(node, specs[node.name]) for node in module.graph.nodes if node.op == "placeholder"]
         for output in pytree.tree_leaves(self._graph(module, inputs)):
             if isinstance(output, Value):
                 for axis in output.shape:
@@ -68,7 +66,9 @@ class Walk:
             return example
         name = self.tied.get(spec.target, spec.target)
         if spec.kind is InputKind.USER_INPUT:
-            return self._record(tuple(_axis(size, Pin("input", f"the model's input '{node.name}'")) for size in example.shape))
+            return self._record(
+                tuple(_axis(size, Pin("input", f"the model's input '{node.name}'")) for size in example.shape)
+            )
         persistent = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
         if persistent and (example.is_floating_point() or example.is_complex()):
             if name not in self.state and node.users:
@@ -113,6 +113,8 @@ class Walk:
         return constants
 
     def _node(self, node: fx.Node, values: dict[fx.Node, Any], foldable: set[fx.Node]) -> Any:
+        args: Any
+        kwargs: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         if node.target is operator.getitem:
             return args[0][args[1]]

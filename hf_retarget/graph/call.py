@@ -86,7 +86,9 @@ class Call:
         """All tensor arguments in order, those inside lists included."""
         found = []
         for value in self.arguments.values():
-            found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Value)]
+            found += [
+                item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Value)
+            ]
         return found
 
     @property
@@ -103,7 +105,9 @@ class Call:
     def all_sizes(self) -> list[list[int]]:
         """The size of every output tensor."""
         value = self.node.meta["val"]
-        outputs = [output for output in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(output, Tensor)]
+        outputs = [
+            output for output in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(output, Tensor)
+        ]
         if any(not isinstance(size, int) for output in outputs for size in output.shape):
             raise TraceError(f"the size of what {self.where} gives depends on the data; such a model cannot be traced")
         return [list(output.shape) for output in outputs]
@@ -227,7 +231,9 @@ class Call:
         if operands is None:
             schema = self.node.target._schema.arguments  # type: ignore[union-attr]
             operands = [self.get(argument.name) for argument in schema if "Tensor" in str(argument.type)]
-        return [None if value is None else value if isinstance(value, tuple) else self.shape(value) for value in operands]
+        return [
+            None if value is None else value if isinstance(value, tuple) else self.shape(value) for value in operands
+        ]
 
     def _bind(
         self,

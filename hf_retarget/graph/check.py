@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -79,8 +80,8 @@ class CheckResult:
         if not self.passed:
             named = f", first '{self.doubtful[0].tensor}' of group '{self.doubtful[0].group}'" if self.doubtful else ""
             return (
-                f"FAILED: {len(self.controls) - effective} of {len(self.controls)} negative controls did not change the "
-                f"output{named}; the check cannot tell."
+                f"FAILED: {len(self.controls) - effective} of {len(self.controls)} negative controls "
+                f"did not change the output{named}; the check cannot tell."
             )
         return (
             f"passed: {self.draws} random permutation{'s' * (self.draws > 1)} kept the function ({figures}); "
@@ -144,8 +145,9 @@ class _Probe:
         self.scales = [float(value.abs().max()) if value.numel() else 0.0 for value in self.output]
         finite = all(bool(torch.isfinite(value).all()) for value in self.output)
         if not any(self.scales) or not finite:
+            what = "only zeros" if finite else "NaN or infinite values"
             raise TraceError(
-                f"{type(model).__name__} gives {'only zeros' if finite else 'NaN or infinite values'} on random weights, "
+                f"{type(model).__name__} gives {what} on random weights, "
                 "so nothing can be verified; try another seed or example_input="
             )
 
@@ -197,7 +199,7 @@ class _Probe:
         if value.dim() > 1:
             # Scaled by what one output sums over, so that signals neither vanish nor explode through the layers.
             fan_in = value[0].numel() if value.shape[0] > 1 else 4
-            return self._normal(value.shape) / fan_in**0.5
+            return self._normal(value.shape) / math.sqrt(fan_in)
         if name.endswith(("bias", "mean")):
             return self._normal(value.shape) / 4
         return torch.rand(value.shape, generator=self.generator, dtype=torch.float64) + 0.5
@@ -236,7 +238,8 @@ def _to_double(tensor: Tensor, weightless: bool = False) -> Tensor:
 
 
 def _real(value: Tensor) -> Tensor:
-    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.double()
+    real: Tensor = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.double()
+    return real
 
 
 class _Lift(TorchFunctionMode):

@@ -39,7 +39,12 @@ def _spread(
     bases: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if node.op == "call_function" and node not in tainted and _computable(node) and all(n in constants for n in inputs):
+        if (
+            node.op == "call_function"
+            and node not in tainted
+            and _computable(node)
+            and all(n in constants for n in inputs)
+        ):
             constants.add(node)
         # A view shares memory with its input; without asking which operators are views, assume that all may be.
         bases[node] = {node}.union(*(bases[n] for n in inputs)) if _may_alias(node) else {node}

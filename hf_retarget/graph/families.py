@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hf_retarget.graph.axes import Atom, Key, Pin, Product, find, flat, leaves, size_of, starts, unify_or_pin
+from hf_retarget.graph.axes import Atom, Key, Pin, Product, find, flat, size_of, starts, unify_or_pin
 
-Shape = Sequence[Product]
+Shape = tuple[Product, ...]
 """The axes of one tensor."""
 
 
@@ -98,7 +98,7 @@ def _parts(atom: Atom) -> Iterator[tuple[int, Atom, list[Key]]]:
 
 def distinct(shapes: Iterable[Shape]) -> list[Shape]:
     """One of each shape, as they are after all unifications; a residual network repeats the same ones endlessly."""
-    seen = {}
+    seen: dict[tuple[tuple[int, ...], ...], Shape] = {}
     for shape in shapes:
         seen.setdefault(tuple(tuple(map(id, flat(axis))) for axis in shape), shape)
     return list(seen.values())
@@ -122,14 +122,14 @@ def settle(state: Mapping[str, Shape], held: Sequence[Shape], spaces: Sequence[S
 
 
 def _doubled(space: Shape) -> bool:
-    atoms = [atom for axis in space for atom in _all_atoms(axis)]
-    return len(set(atoms)) < len(atoms)
-
-
-def _all_atoms(axis: Iterable[Atom]) -> Iterator[Atom]:
-    for atom in flat(axis):
-        yield atom
-        yield from (inner for part in atom.parts or () for inner in _all_atoms((part,)))
+    # Atoms that may turn out to be the same: those unified already, and the members of families.
+    seen: set[Atom] = set()
+    for atom in [atom for axis in space for atom in flat(axis)]:
+        reached = _reached((atom,))
+        if seen & reached:
+            return True
+        seen |= reached
+    return False
 
 
 def collapse(shapes: Sequence[Shape]) -> None:
@@ -147,7 +147,7 @@ def _offenders(shapes: Sequence[Shape]) -> list[tuple[Atom, list[Atom]]]:
     loose: dict[Atom, set[Atom]] = {}
     concerned = []
     for shape in shapes:
-        families = [atom for atom in _atoms(shape) if atom.special]
+        families = _families(shape)
         if families:
             concerned.append((shape, families))
             loose |= {atom: _contradictory(atom) for atom in families if atom not in loose}
@@ -184,24 +184,31 @@ def _contradictory(atom: Atom) -> set[Atom]:
     keys = [key for key, _ in atom.special]
     outers = list(dict.fromkeys(find(key.atom) for key in keys))
     overlapping = {
-        find(one.atom) for i, one in enumerate(keys) for other in keys[:i] if one.overlaps(other) and not one.same(other)
+        find(one.atom)
+        for i, one in enumerate(keys)
+        for other in keys[:i]
+        if one.overlaps(other) and not one.same(other)
     }
     members = [member for _, member in atom.special if find(member) is not atom]
-    circular = members and atom in _atoms((tuple(members),))  # itself the member of a member: there is only one
+    circular = members and atom in _reached(members)  # itself the member of a member: there is only one
     # Over two outer atoms a family would have to agree with itself where both hold; it may keep the first.
     return set(outers) if circular else overlapping | set(outers[1:])
 
 
-def _atoms(shape: Shape) -> set[Atom]:
-    # Whole atoms, and the members of their families, which no tensor need hold by themselves.
+def _reached(axis: Iterable[Atom]) -> set[Atom]:
+    # All atoms in an axis, those inside sums and the members of families included: no tensor need hold these itself.
     found: set[Atom] = set()
-    queue = [atom for axis in shape for atom in axis]
+    queue = flat(axis)
     while queue:
-        for leaf in leaves((queue.pop(),)):
-            if leaf not in found:
-                found.add(leaf)
-                queue += [member for _, member in leaf.special]
+        atom = queue.pop()
+        if atom not in found:
+            found.add(atom)
+            queue += flat([*(atom.parts or ()), *(member for _, member in atom.special)])
     return found
+
+
+def _families(shape: Shape) -> list[Atom]:
+    return [atom for axis in shape for atom in _reached(axis) if atom.special and atom.parts is None]
 
 
 # ---------------------------------------------------------------------- families that hold

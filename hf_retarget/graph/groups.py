@@ -24,7 +24,7 @@ def assemble(
 ) -> PermutationGraph:
     """The permutation graph of a finished walk.
 
-    `state` has the axes of the model's own tensors, `held` those of every tensor that counts, `originals` the state dict.
+    `state` has the axes of the model's own tensors, `held` those of all tensors that count, `originals` the state dict.
     """
     own = {name: list(paths(state[name])) for name in originals if name in state}
     everything = [path for shape in held for path in paths(shape)]
@@ -91,8 +91,10 @@ def _names(axes: Mapping[Atom, Mapping[Axis, None]], varies_over: Mapping[Atom, 
 
 
 def _module(tensor: str) -> str:
-    owner = tensor.partition(".parametrizations.")[0].rpartition(".")[0] if ".parametrizations." not in tensor else (
-        tensor.partition(".parametrizations.")[0]
+    owner = (
+        tensor.partition(".parametrizations.")[0].rpartition(".")[0]
+        if ".parametrizations." not in tensor
+        else (tensor.partition(".parametrizations.")[0])
     )
     return owner or tensor
 

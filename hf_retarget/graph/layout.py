@@ -89,7 +89,7 @@ def gather(view: Tensor, factors: Sequence[Factor], indices: Mapping[str, Tensor
     """
     # Outer factors first: a row of an inner permutation is addressed by the block's new position.
     for position, factor in sorted(enumerate(factors), key=lambda item: len(item[1].outer)):
-        if factor.group not in indices:
+        if factor.group is None or factor.group not in indices:
             continue
         index = indices[factor.group].to(view.device)
         if not factor.outer:

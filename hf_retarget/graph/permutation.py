@@ -48,7 +48,9 @@ class Permutation:
     def __repr__(self) -> str:
         moved = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in self.indices.values())
         total = sum(index.numel() for index in self.indices.values())
-        return f"Permutation({len(self.indices)} groups, {moved} of {total} indices moved, graph {self.fingerprint[:12]})"
+        return (
+            f"Permutation({len(self.indices)} groups, {moved} of {total} indices moved, graph {self.fingerprint[:12]})"
+        )
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file that remembers which graph it belongs to.
@@ -71,6 +73,8 @@ class Permutation:
                 indices = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
         except (OSError, SafetensorError) as error:
             raise PermutationError(f"cannot read a permutation from '{path}': {error}") from error
-        if metadata.get("format") != _FORMAT:
-            raise PermutationError(f"'{path}' is not a permutation: its format is {metadata.get('format')!r}, not {_FORMAT!r}")
+        if metadata.get("format") != _FORMAT or "fingerprint" not in metadata:
+            raise PermutationError(
+                f"'{path}' is not a permutation: its format is {metadata.get('format')!r}, not {_FORMAT!r}"
+            )
         return cls(metadata["fingerprint"], indices)

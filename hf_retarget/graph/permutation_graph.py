@@ -70,7 +70,11 @@ class UnknownOperator:
 
     def __str__(self) -> str:
         place = f"node {self.node}, {self.module}" if self.module else f"node {self.node}"
-        what = f"'{self.operator}' ({place}): {self.problem}" if self.problem else f"No axis rule for '{self.operator}' ({place})"
+        what = (
+            f"'{self.operator}' ({place}): {self.problem}"
+            if self.problem
+            else f"No axis rule for '{self.operator}' ({place})"
+        )
         return f"{what}; its axes stay pinned. See CONTRIBUTING.md to add one."
 
 
@@ -225,6 +229,8 @@ class PermutationGraph:
             if index is None or tuple(index.shape) != group.shape:
                 found = "is missing" if index is None else f"has shape {list(index.shape)}"
                 raise PermutationError(f"the index of group '{group.name}' {found}; expected {list(group.shape)}")
+            if not bool((index.sort(-1).values == torch.arange(group.size)).all()):
+                raise PermutationError(f"the index of group '{group.name}' is no permutation of 0 … {group.size - 1}")
 
     # ------------------------------------------------------------------ files
 
@@ -253,12 +259,21 @@ class PermutationGraph:
         except (OSError, ValueError) as error:
             raise PermutationError(f"cannot read a permutation graph from '{path}': {error}") from error
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise PermutationError(f"'{path}' is not a permutation graph (no \"format\": \"{_FORMAT}\")")
+            raise PermutationError(f'\'{path}\' is not a permutation graph (no "format": "{_FORMAT}")')
+        try:
+            return cls._from_json(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PermutationError(f"'{path}' is damaged: {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> PermutationGraph:
         return cls(
             groups=tuple(_group(entry) for entry in document["groups"]),
             layouts={name: _layout(*entry) for name, entry in document["layouts"].items()},
             parameters=frozenset(document["parameters"]),
-            pinned=tuple(PinnedAxis(Axis(*entry["axis"]), entry["reason"], entry["where"]) for entry in document["pinned"]),
+            pinned=tuple(
+                PinnedAxis(Axis(*entry["axis"]), entry["reason"], entry["where"]) for entry in document["pinned"]
+            ),
             unknown_operators=tuple(UnknownOperator(**entry) for entry in document["unknown_operators"]),
             tied=document["tied"],
         )
@@ -278,5 +293,10 @@ def _group(entry: dict[str, Any]) -> Group:
 def _layout(shape: list[int], blocks: list[Any]) -> Layout:
     return Layout(
         tuple(shape),
-        tuple(Block(offset, tuple(Factor(*factor[:4], tuple(factor[4])) for factor in factors)) for offset, factors in blocks),
+        tuple(Block(offset, tuple(map(_factor, factors))) for offset, factors in blocks),
     )
+
+
+def _factor(entry: list[Any]) -> Factor:
+    size, stride, dim, group, outer = entry
+    return Factor(size, stride, dim, group, tuple(outer))

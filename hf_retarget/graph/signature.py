@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from hf_retarget.errors import RuleError
 
@@ -39,7 +39,7 @@ class Signature:
     outputs: tuple[TensorPattern, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str) -> Signature:
     """Parse a signature once; the result is cached.
 

@@ -47,7 +47,7 @@ def export(model: nn.Module, example_input: Example | None = None) -> ExportedPr
             try:
                 return torch.export.export(twin, arguments, keywords, strict=False)
             except GuardOnDataDependentSymNode:
-                with _replay(_decisions(model, arguments, keywords)):
+                with _Decisions(_decisions(model, arguments, keywords)):
                     return torch.export.export(_weightless(model).eval(), arguments, keywords, strict=False)
     except Exception as error:  # whatever the model's own code raises
         raise TraceError(_explain(twin, error, arguments, keywords)) from error
@@ -57,7 +57,9 @@ def example_arguments(model: nn.Module, example_input: Example | None) -> tuple[
     """Positional and keyword arguments on the CPU, made from timm's configuration if none are given."""
     if example_input is None:
         example_input = _timm_example(model)
-    on_cpu = pytree.tree_map_only(Tensor, lambda t: torch.zeros_like(t, device="cpu") if t.is_meta else t.detach().cpu(), example_input)
+    on_cpu = pytree.tree_map_only(
+        Tensor, lambda t: torch.zeros_like(t, device="cpu") if t.is_meta else t.detach().cpu(), example_input
+    )
     if isinstance(on_cpu, Mapping):
         return (), dict(on_cpu)
     return (on_cpu if isinstance(on_cpu, tuple) else (on_cpu,)), {}
@@ -107,7 +109,9 @@ def _weightless(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and id(value) not in memo:
-                memo[id(value)] = value.detach().cpu().clone()  # a plain attribute, perhaps computed: not copyable as it is
+                memo[id(value)] = (
+                    value.detach().cpu().clone()
+                )  # a plain attribute, perhaps computed: not copyable as it is
     twin = copy.deepcopy(model, memo)
     clear_caches(twin)
     return twin
@@ -147,13 +151,10 @@ class _Decisions(TorchFunctionMode):
 
 def _decisions(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[bool]:
     twin = copy.deepcopy(model).cpu() if not any(p.is_meta for p in model.parameters()) else _weightless(model)
-    with torch.no_grad(), _Decisions() as decisions:
+    decisions = _Decisions()
+    with torch.no_grad(), decisions:
         twin.eval()(*arguments, **keywords)
     return decisions.taken
-
-
-def _replay(decisions: list[bool]) -> _Decisions:
-    return _Decisions(decisions)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Coordinate descent over groups: one exact assignment at a time, until no group can improve the objective.
 
-The source side is kept *as permuted so far*. A step asks for a permutation relative to that, so building its matrix of
-gains is one product for each piece, without looking anything up; only a step that moves something permutes the pieces it
-touches. A group is looked at again only after a group it shares a piece with has moved.
+The source side is kept *as permuted so far*. A step asks for a permutation relative to that, so building its matrix
+of gains is one product for each piece, without looking anything up; only a step that moves something permutes the
+pieces it touches. A group is looked at again only after a group it shares a piece with has moved.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def descend(
 ) -> Match:
     """Find a permutation that maximises the objective, starting from `start` (or the identity).
 
-    Groups are visited in a seeded random order; of several `restarts`, with other orders, the best is kept. A sweep that
-    gains less than `tolerance` of the objective's scale is the last.
+    Groups are visited in a seeded random order; of several `restarts`, with other orders, the best is kept. A sweep
+    that gains less than `tolerance` of the objective's scale is the last.
 
     Example:
         >>> match = descend(stacks, seed=0)                      # doctest: +SKIP
@@ -135,7 +135,8 @@ class _Descent:
     def _scale(self) -> float:
         # What the objective would be if every piece were matched perfectly.
         return sum(
-            self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm()) for piece in self.pieces
+            self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm())
+            for piece in self.pieces
         )
 
     def _warn_of_zeros(self) -> None:

@@ -1,4 +1,4 @@
-"""Gradients for matching: averaged over minibatches and processes, repeatable, and without side effects on the model."""
+"""Gradients for matching: averaged over minibatches and processes, repeatable, without side effects on the model."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def matching_mode(model: nn.Module) -> Iterator[None]:
 class Gradients:
     """Computes averaged gradients of one model at any weights.
 
-    With several processes (an `accelerate.Accelerator` under torchrun) each takes its share of the minibatches; sums are
-    kept in float64, so that the average does not depend on who computed what.
+    With several processes (an `accelerate.Accelerator` under torchrun) each takes its share of the minibatches; sums
+    are kept in float64, so that the average does not depend on who computed what.
 
     Example:
         >>> gradients = Gradients(model, nn.functional.cross_entropy)                  # doctest: +SKIP
@@ -76,7 +76,9 @@ class Gradients:
         if not batches:
             raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
         device = self.accelerator.device if self.accelerator else torch.device("cpu")
-        rank, processes = (self.accelerator.process_index, self.accelerator.num_processes) if self.accelerator else (0, 1)
+        rank, processes = (
+            (self.accelerator.process_index, self.accelerator.num_processes) if self.accelerator else (0, 1)
+        )
         wanted = [name for name, _ in self.model.named_parameters()]
         if absent := [name for name in wanted if name not in weights]:
             raise MatchError(f"the weights lack '{absent[0]}' ({len(absent)} of {len(wanted)} parameters are missing)")
@@ -88,7 +90,7 @@ class Gradients:
                     self._accumulate(leaves, wanted, inputs, labels, sums)
         for name in wanted:
             if self.accelerator is not None and processes > 1:
-                sums[name] = self.accelerator.reduce(sums[name], "sum")  # type: ignore[assignment]
+                sums[name] = self.accelerator.reduce(sums[name], "sum")
         return {name: (total / len(batches)).float().cpu() for name, total in sums.items()}
 
     def _accumulate(
@@ -112,7 +114,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class GradientCache:
-    """Source gradients on disk: they do not depend on the new base, so every port from the same fine-tuning shares them.
+    """Source gradients on disk: they do not depend on the new base, so all ports of the same fine-tuning share them.
 
     `key` must hold everything they depend on: weights, data, seeds, options. Any JSON value will do.
 

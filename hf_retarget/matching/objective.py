@@ -3,7 +3,8 @@
 The steps of a trajectory are one more axis that nothing permutes, like the axes of a kernel. So each block of a tensor
 is kept as a *piece*: its groups' axes first, and all the rest (kernel × steps) as one last axis. That last axis may be
 rotated freely, because both sides share it: compression keeps the directions that carry the energy. What is lost
-is orthogonal to what is kept, so whatever the permutation, the objective is off by at most ‖a⊥‖·‖b⊥‖; `bound` adds these up.
+is orthogonal to what is kept, so whatever the permutation, the objective is off by at most ‖a⊥‖·‖b⊥‖; `bound` adds
+these up.
 """
 
 from __future__ import annotations
@@ -138,10 +139,15 @@ class Stacks:
 
 def _valid(name: str, side: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
-        raise TensorMismatchError(f"'{name}' of the {side} has shape {list(tensor.shape)}, the graph expects {list(shape)}")
+        raise TensorMismatchError(
+            f"'{name}' of the {side} has shape {list(tensor.shape)}, the graph expects {list(shape)}"
+        )
     if not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
-        raise MatchError(f"'{name}' of the {side} has {bad} values that are NaN or infinite; lower the learning rate or the precision's speed")
+        raise MatchError(
+            f"'{name}' of the {side} has {bad} values that are NaN or infinite; "
+            "check the weights it was computed with, or use a higher precision"
+        )
 
 
 def _kept(block: Block) -> list[int]:

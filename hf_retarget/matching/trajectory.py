@@ -20,7 +20,9 @@ Tensors = Mapping[str, Tensor]
 
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "uniform": lambda step, steps: step / steps,
-    "cosine": lambda step, steps: sum(_cosine(t, steps) for t in range(step)) / sum(_cosine(t, steps) for t in range(steps)),
+    "cosine": lambda step, steps: (
+        sum(_cosine(t, steps) for t in range(step)) / sum(_cosine(t, steps) for t in range(steps))
+    ),
 }
 """How far along the straight line each step is: λ(step, steps), from 0 to 1."""
 
@@ -94,7 +96,12 @@ class CheckpointTrajectory:
         if step == 0:
             return {name: start.new_zeros(start.shape) for name, start in self.source.items()}
         weights = self._read(self.checkpoints[step - 1])
-        same_tensors(self.source, {name: weights[name] for name in self.source if name in weights}, "source", f"checkpoint {step}")
+        same_tensors(
+            self.source,
+            {name: weights[name] for name in self.source if name in weights},
+            "source",
+            f"checkpoint {step}",
+        )
         return {name: weights[name] - start for name, start in self.source.items()}
 
     def _read(self, checkpoint: Tensors | str | Path) -> Tensors:

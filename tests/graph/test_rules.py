@@ -131,7 +131,7 @@ LAYERS: list[Row] = [
     ("aten.einsum", lambda a, b: torch.einsum("bij,bjk->bik", a, b), [(2, 3, 4), (2, 4, 5)], "2 3 2*4 5"),
     ("aten.einsum", lambda a, b: torch.einsum("ji, kj", a, b), [(3, 4), (5, 3)], "3 4 5"),
     ("aten.einsum", lambda a, b: torch.einsum("...Ij,kj->I...k", a, b), [(2, 3, 4), (5, 4)], "2 3 4 5"),
-    ("aten.einsum", lambda a: torch.einsum("iij->ij", a), [(4, 4, 5)], ""),  # a diagonal: all pinned, to be safe
+    ("aten.einsum", lambda a: torch.einsum("iij->ij", a), [(4, 4, 5)], "4 5"),  # a diagonal: both axes are one
     ("aten.embedding", lambda w, i: F.embedding(i, w), [(7, 4), buffer([[1, 2, 0], [3, 3, 1]])], "4"),
     ("aten._weight_norm", lambda v, g: torch._weight_norm(v, g, 0), [(3, 4, 5), (3, 1, 1)], "3 4 5"),
     ("aten._weight_norm", lambda v, g: torch._weight_norm(v, g, 1), [(3, 4), (1, 4)], "3 4"),

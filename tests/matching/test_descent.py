@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -100,8 +100,10 @@ def test_objective_never_falls(network, noise):
     for seed in range(5):
         found = descend(stacked(graph, noise(model, seed), noise(model, seed + 10)), seed=seed)
         values = [sweep.objective for sweep in found.sweeps]
-        assert all(later >= earlier - 1e-6 * abs(earlier) for earlier, later in zip(values, values[1:], strict=False))
-        assert found.objective >= inner(noise(model, seed), noise(model, seed + 10)) - 1e-4  # not worse than the identity
+        assert all(later >= earlier - 1e-6 * abs(earlier) for earlier, later in pairwise(values))
+        assert (
+            found.objective >= inner(noise(model, seed), noise(model, seed + 10)) - 1e-4
+        )  # not worse than the identity
 
 
 def test_same_seed_same_result_and_restarts_never_hurt(network, noise):
@@ -140,7 +142,7 @@ def test_a_square_matrix_on_one_group_is_accepted_only_if_it_helps(noise):
         target, source = noise(model, seed), noise(model, seed + 100)
         found = descend(stacked(graph, target, source), seed=seed)
         values = [inner(target, source)] + [sweep.objective for sweep in found.sweeps]
-        assert all(later >= earlier - 1e-4 for earlier, later in zip(values, values[1:], strict=False))
+        assert all(later >= earlier - 1e-4 for earlier, later in pairwise(values))
         assert found.objective == pytest.approx(inner(target, graph.apply(found.permutation, source)), abs=1e-3)
 
 

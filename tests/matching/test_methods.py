@@ -67,7 +67,13 @@ def test_gmt_and_fgmt_agree_at_the_first_step(network, noise):
 
 
 def test_gradient_budgets(network, noise):
-    for method, expected in {"fgmt": 2 * 3, "fgmt-sign": 2 * 3, "gmt": 2 * (1 + 2 + 3), "naive": 0, "rebasin": 0}.items():
+    for method, expected in {
+        "fgmt": 2 * 3,
+        "fgmt-sign": 2 * 3,
+        "gmt": 2 * (1 + 2 + 3),
+        "naive": 0,
+        "rebasin": 0,
+    }.items():
         count: list[int] = []
         list(run(method, make_problem(network, noise, count=count)))
         assert len(count) == expected, method
@@ -157,6 +163,8 @@ def test_a_permuted_copy_of_the_source_is_recovered(name, noise):
     size = 160 if name == "test_vit" else 64
     data = [(torch.randn(8, 3, size, size), torch.randint(0, 4, (8,)))]
     gradients = Gradients(model, nn.functional.cross_entropy)
-    problem = Problem(graph, source, target, LinearTrajectory(source, tuned, 2), lambda weights, _: gradients(weights, data))
+    problem = Problem(
+        graph, source, target, LinearTrajectory(source, tuned, 2), lambda weights, _: gradients(weights, data)
+    )
     for state in run("fgmt", problem):
         assert state.permutation == planted

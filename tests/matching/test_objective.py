@@ -81,13 +81,12 @@ def test_bad_pairs_are_refused(network, noise):
     good = noise(model, 0)
     name = next(iter(good))
     stacks = Stacks(graph)
+    undefined = good | {name: good[name].clone()}
+    undefined[name].view(-1)[0] = float("nan")
     with pytest.raises(MatchError, match=f"'{name}' of the target has 1 values that are NaN"):
-        bad = good | {name: good[name].clone()}
-        bad[name].view(-1)[0] = float("nan")
-        stacks.add(bad, good)
+        stacks.add(undefined, good)
     with pytest.raises(MatchError, match="infinite"):
-        bad = good | {name: good[name] * float("inf")}
-        stacks.add(good, bad)
+        stacks.add(good, good | {name: good[name] * float("inf")})
     with pytest.raises(MatchError, match=f"'{name}' is missing on the source side"):
         stacks.add(good, {key: tensor for key, tensor in good.items() if key != name})
     with pytest.raises(TensorMismatchError, match=f"'{name}' of the source has shape"):

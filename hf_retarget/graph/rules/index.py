@@ -18,7 +18,9 @@ def index(call: Call) -> Result:
     indices = list(call["indices"])
     indices += [None] * (len(shape) - len(indices))
     used = [dim for dim, value in enumerate(indices) if value is not None]
-    if any(value is not None and value.constant is not None and value.constant.dtype is torch.bool for value in indices):
+    if any(
+        value is not None and value.constant is not None and value.constant.dtype is torch.bool for value in indices
+    ):
         return _masked(call)
     call.mix(shape, used, "order")
     looked_up = call.broadcast(call.shape(indices[dim]) for dim in used)

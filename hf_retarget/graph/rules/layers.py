@@ -16,6 +16,7 @@ rule(aten.mm, "n k, k m -> n m")
 rule(aten.bmm, "b n k, b k m -> b n m")
 rule(aten.mv, "n k, k -> n")
 rule(aten.dot, "k, k ->")
+rule(aten.vdot, "k, k ->")
 rule(aten.outer, "n, m -> n m")
 rule(aten.embedding, "V c, ... -> ... c")
 
@@ -52,20 +53,16 @@ def einsum(call: Call) -> Result:
     """The equation is a signature already, but for the blanks."""
     left, arrow, right = call["equation"].replace(" ", "").partition("->")
     if not arrow:  # the implicit output: every letter that occurs once, in alphabetical order
-        right = ("..." if "..." in left else "") + "".join(sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1))
-    if any(len(set(term.replace(".", ""))) < len(term.replace(".", "")) for term in left.split(",")):
-        raise_diagonal(call)
-    # Letters of either case are free here; signatures give upper case a meaning, so every letter gets a new name.
-    spell = lambda term: " ".join("..." if c == "." else f"x{ord(c)}" for c in term.replace("...", "."))  # noqa: E731
-    signature = ", ".join(spell(term) for term in left.split(",")) + " -> " + spell(right)
+        right = ("..." if "..." in left else "") + "".join(
+            sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
+        )
+    signature = ", ".join(_spelled(term) for term in left.split(",")) + " -> " + _spelled(right)
     return call.relate(signature, list(call["tensors"]))
 
 
-def raise_diagonal(call: Call) -> None:
-    """An einsum such as 'ii->i' ties an axis to its own position: pin what it touches."""
-    for shape in call.shapes:
-        for axis in shape:
-            call.pin(axis, "order")
+def _spelled(term: str) -> str:
+    # Letters of either case are free here, but signatures give upper case a meaning: every letter gets a new name.
+    return " ".join("..." if letter == "." else f"x{ord(letter)}" for letter in term.replace("...", "."))
 
 
 _CONVOLUTIONS = {

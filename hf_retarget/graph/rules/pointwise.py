@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hf_retarget.graph.axes import flat
 from hf_retarget.graph.call import Call, Result
 from hf_retarget.graph.rules.registry import pointwise, rule
 
@@ -33,7 +34,7 @@ def keep(call: Call) -> Result:
     shape = call.shapes[0]
     sizes = call.sizes
     shape = ((),) * (len(sizes) - len(shape)) + shape
-    return tuple(axis or call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
+    return tuple(axis if flat(axis) else call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
 
 
 @rule(aten.copy_, aten.masked_fill_, aten.where)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hf_retarget.graph.axes import flat, size_of
-from hf_retarget.graph.call import Call, Product, Result, Shape
+from hf_retarget.graph.axes import Product, flat, size_of
+from hf_retarget.graph.call import Call, Result, Shape
 from hf_retarget.graph.rules.registry import rule
 
 aten = torch.ops.aten
@@ -109,9 +109,7 @@ def repeat(call: Call) -> Result:
     sizes = call.sizes
     shape = call.shape("self")
     shape = ((),) * (len(sizes) - len(shape)) + shape
-    return tuple(
-        (*call.fresh(size // size_of(axis)), *axis) for axis, size in zip(shape, sizes, strict=True)
-    )
+    return tuple((*call.fresh(size // size_of(axis)), *axis) for axis, size in zip(shape, sizes, strict=True))
 
 
 @rule(aten.repeat_interleave.self_int)

@@ -6,8 +6,8 @@ from math import prod
 
 import torch
 
-from hf_retarget.graph.axes import flat, leaves, size_of, sum_of
-from hf_retarget.graph.call import Call, Product, Result, Shape
+from hf_retarget.graph.axes import Product, leaves, size_of, sum_of
+from hf_retarget.graph.call import Call, Result, Shape
 from hf_retarget.graph.rules.registry import rule
 
 aten = torch.ops.aten
@@ -33,7 +33,6 @@ rule(aten.upsample_bicubic2d, "n c H W -> n c Y X")
 rule(aten._upsample_bicubic2d_aa, "n c H W -> n c Y X")
 rule(aten.upsample_nearest3d, "n c D H W -> n c Z Y X")
 rule(aten.upsample_trilinear3d, "n c D H W -> n c Z Y X")
-rule(aten.grid_sampler, "n c ..., n Y X P -> n c Y X")
 
 
 @rule(aten.pad, aten.constant_pad_nd)
@@ -69,6 +68,13 @@ def mirror(call: Call) -> Result:
     return tuple(
         axis if size_of(axis) == size else call.pinned(size) for axis, size in zip(shape, call.sizes, strict=True)
     )
+
+
+@rule(aten.grid_sampler)
+def grid_sampler(call: Call) -> Result:
+    """Looks the input up at given places of an image or a volume."""
+    flat_image = len(call.shape("input")) == 4
+    return call.relate("n c H W, n Y X P -> n c Y X" if flat_image else "n c D H W, n Z Y X P -> n c Z Y X")
 
 
 @rule(aten.im2col)
