@@ -5,7 +5,7 @@
     python benchmarks/coverage.py resnet50 vit_large_patch16_224 --no-check
 
 Every model runs in a process of its own, so that the peak memory is its own too. Rows are written as they come;
-with `--resume` models that are in the CSV already are not run again.
+with `--resume` models that the CSV has already, without a failure, are not run again.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def run(names: list[str], check: bool, jobs: int, output: Path, resume: bool) ->
     """Measure all models, `jobs` at a time, printing and writing each row as it comes."""
     rows: list[dict[str, object]] = []
     if resume and output.exists():
-        rows = [dict(row) for row in csv.DictReader(output.open()) if row["model"] in names]
+        rows = [dict(row) for row in csv.DictReader(output.open()) if row["model"] in names and not row["failure"]]
     todo = [name for name in names if name not in {row["model"] for row in rows}]
     with ThreadPoolExecutor(jobs) as pool:
         for row in pool.map(lambda name: in_own_process(name, check), todo):

@@ -40,8 +40,7 @@ def real_gradients(
     torch.manual_seed(0)
     model = random_model(name, num_classes=classes)
     graph = rt.trace(model)
-    source = {key: value.detach().clone() for key, value in model.named_parameters()}
-    target = {key: value.detach().clone() for key, value in random_model(name, num_classes=classes).named_parameters()}
+    source, target = (parameters(each) for each in (model, random_model(name, num_classes=classes)))
     patterns = torch.randn(classes, 3, size, size)
 
     def batch_of(seed: int) -> tuple[Tensor, Tensor]:
@@ -63,6 +62,12 @@ def real_gradients(
         theirs = gradients({key: value + delta[key] for key, value in source.items()}, data)
         pairs.append((ours, theirs))
     return graph, pairs
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights; gammas that start at zero would leave half of the network without a gradient."""
+    weights = {key: value.detach().clone() for key, value in model.named_parameters()}
+    return {key: value if value.any() or key.endswith("bias") else value + 0.5 for key, value in weights.items()}
 
 
 def plain_solver(graph: rt.PermutationGraph, pairs: list[Pair], seed: int = 0) -> tuple[dict[str, Tensor], float, int]:

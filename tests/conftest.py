@@ -27,7 +27,7 @@ def shapes_of(graph: rt.PermutationGraph) -> list[tuple[int, ...]]:
 def verify_graph(
     model: nn.Module, example: Any = None, *, unknown: bool = False, **options: Any
 ) -> rt.PermutationGraph:
-    """Trace and check a model; by default all operators must be known and all controls effective."""
+    """Trace and check a model; all operators must be known, or, if so said, at least one must not."""
     graph = rt.trace(model, example)
     names = [str(each) for each in graph.unknown_operators]
     assert bool(names) is unknown, names or "expected an unknown operator"

@@ -12,10 +12,10 @@ import hf_retarget
 ROOT = Path(hf_retarget.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# From the bottom to the top: a module may import its own layer and the ones before it. What is not listed is a leaf
-# between `graph` and `cli`: it may import the layers below, and of its equals nothing but itself.
-BOTTOM = ("errors", "files")
-TOP = ("cli",)
+# From the bottom to the top: each may import itself and what is below. A part that is not listed is a leaf (models,
+# inspect, report …): it may import what is below it and nothing of its equals, and the ones above may import it.
+BELOW = ["errors", "files", "devices", "graph", "matching"]
+ABOVE = ["recipe", "pipeline", "cli"]
 LONGEST = 350  # lines
 
 
@@ -24,60 +24,70 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def layer_of(module: str) -> str:
+def package_of(path: Path) -> str:
+    return module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+
+
+def part_of(module: str) -> str:
     """The part of the package that a module belongs to: `hf_retarget.graph.axes` belongs to `graph`."""
     return module.split(".")[1] if "." in module else ""
 
 
-def imports(path: Path) -> set[str]:
-    """All modules of this package that a file imports, inside functions and for type checking as well."""
-    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+PARTS = {part_of(module_of(path)) for path in FILES} - {""}
+
+
+def imports(source: str, package: str) -> set[str]:
+    """The parts of this package that a source imports, in functions, relatively and for type checking included."""
+    modules = set()
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, [base, node.module]))
-            found |= (
-                {module, *(f"{module}.{alias.name}" for alias in node.names)} if module == "hf_retarget" else {module}
-            )
-    return {name for name in found if name == "hf_retarget" or name.startswith("hf_retarget.")}
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            modules |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return {part_of(module) for module in modules if module.split(".")[0] == "hf_retarget"} & PARTS
 
 
-def allowed(layer: str) -> set[str]:
-    if layer in BOTTOM:
-        return set(BOTTOM[: BOTTOM.index(layer) + 1])
-    if layer == "graph":
-        return {*BOTTOM, "graph"}
-    if layer in ("", "__main__", *TOP):
-        return {layer_of(module_of(path)) for path in FILES}
-    return {*BOTTOM, "graph", layer} | ({"matching", "models"} if layer == "matching" else set())
+def allowed(part: str) -> set[str]:
+    if part in BELOW:
+        return set(BELOW[: BELOW.index(part) + 1])
+    if part in ABOVE:
+        return PARTS - set(ABOVE[ABOVE.index(part) + 1 :])
+    return PARTS - {"cli"} if part == "" else {*BELOW, part}
 
 
-def test_there_are_files():
-    assert {"errors", "graph", "models", "inspect", "cli"} <= {layer_of(module_of(path)) for path in FILES}
+def test_there_are_parts():
+    assert {"errors", "graph", "models", "inspect", "cli"} <= PARTS
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import hf_retarget.graph.axes", {"graph"}),
+        ("from hf_retarget import errors, graph", {"errors", "graph"}),
+        ("from hf_retarget.graph import Axis", {"graph"}),
+        ("from . import trace", {"graph"}),
+        ("from ..errors import RuleError", {"errors"}),
+        ("from .. import cli", {"cli"}),
+        ("def late():\n    from hf_retarget.cli import main", {"cli"}),
+        ("import torch, hf_retarget_other.cli\nfrom hf_retarget import __version__", set()),
+    ],
+)
+def test_imports_are_seen(source, expected):
+    assert imports(source, "hf_retarget.graph") == expected
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_point_downwards(path):
-    layer = layer_of(module_of(path))
-    layers = {layer_of(name) for name in imports(path)} & {layer_of(module_of(file)) for file in FILES} - {""}
-    assert layers <= allowed(layer), f"{module_of(path)} imports {sorted(layers - allowed(layer))}"
+    part = part_of(module_of(path))
+    wrong = imports(path.read_text(encoding="utf-8"), package_of(path)) - allowed(part)
+    assert not wrong, f"{module_of(path)} belongs to '{part}' and imports {sorted(wrong)}"
 
 
-def test_only_the_command_line_imports_itself():
-    outside = [path for path in FILES if layer_of(module_of(path)) not in ("cli", "__main__")]
-    assert [module_of(path) for path in outside if "cli" in map(layer_of, imports(path))] == []
-
-
-def test_relative_and_late_imports_are_seen(tmp_path):
-    path = ROOT / "graph" / "imaginary.py"
-    package = module_of(path).rpartition(".")[0]
-    assert package == "hf_retarget.graph"
-    assert imports(ROOT / "graph" / "trace.py") >= {"hf_retarget.graph.build", "hf_retarget.errors"}
-    assert layer_of("hf_retarget.graph.rules.shape") == "graph"
-    assert layer_of("hf_retarget") == ""
+def test_nothing_below_imports_what_is_above():
+    assert not {"cli", "inspect", "models", "matching"} & allowed("graph")
+    assert not any("cli" in allowed(part) for part in PARTS - {"cli", "__main__"})
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

@@ -20,6 +20,9 @@ from hf_retarget.graph.permutation_graph import Group, PermutationGraph
 from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
 from hf_retarget.matching.objective import Piece, Stacks
 
+_ROOM = 1 << 30
+"""Bytes for products that are kept until a neighbour moves."""
+
 Moves = dict[str, Tensor]
 """Permutations relative to the current one, of some groups."""
 
@@ -92,6 +95,8 @@ class _Descent:
         moved = {name: index for name, index in start.indices.items() if not _is_identity(index)}
         self.source = [_permuted(piece, piece.source, moved) for piece in self.pieces]
         self.units = units(self.graph, self.pieces)
+        self.known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in self.pieces]
+        self.room = _ROOM
         self.touching: dict[str, list[int]] = {group.name: [] for group in self.graph.groups}
         for number, piece in enumerate(self.pieces):
             for name in piece.groups:
@@ -106,20 +111,20 @@ class _Descent:
         sweeps: list[Sweep] = []
         while due and len(sweeps) < max_sweeps:
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
-            moved = 0
+            before, moved = objective, 0
             for number in order:
                 due.discard(number)
-                moves = self._solve(self.units[number], scale)
+                moves, gain = self._solve(self.units[number], scale)
                 if moves:
                     moved += 1
+                    objective += gain
                     settled = not any(self._twice(name) for name in moves)  # a quadratic step may go on
                     due |= self._apply(moves) - ({number} if settled else set())
-            before, objective = objective, self.objective()
             sweeps.append(Sweep(objective, len(order), moved))
             if objective - before <= tolerance * scale:
                 break
         permutation = Permutation(self.graph.fingerprint, self.indices)
-        return Match(permutation, objective, tuple(sweeps))
+        return Match(permutation, self.objective(), tuple(sweeps))
 
     # ------------------------------------------------------------------ the objective
 
@@ -151,17 +156,15 @@ class _Descent:
 
     # ------------------------------------------------------------------ one step
 
-    def _solve(self, unit: Unit, scale: float) -> Moves:
+    def _solve(self, unit: Unit, scale: float) -> tuple[Moves, float]:
         if unit.inners:
             moves, gain = self._solve_nested(unit)
         else:
             moves, gain = self._solve_one(unit.group)
         moves = {name: index for name, index in moves.items() if not _is_identity(index)}
-        if not moves or gain <= 1e-9 * scale:  # what rounding could have made
-            return {}
-        if any(self._twice(name) for name in moves) and not self._improves(moves):
-            return {}
-        return moves
+        if moves and any(self._twice(name) for name in moves):
+            gain = self._true_gain(moves)
+        return (moves, gain) if gain > 1e-9 * scale else ({}, 0.0)  # less could be made by rounding
 
     def _solve_one(self, group: Group) -> tuple[Moves, float]:
         gains = np.zeros((*group.blocks, group.size, group.size), np.float64)
@@ -169,7 +172,7 @@ class _Descent:
             piece = self.pieces[number]
             for position in piece.positions(group.name):
                 outer = piece.factors[position].outer
-                gains += self._product(number, outer, (position,)).reshape(gains.shape)
+                gains += self._gains(number, outer, (position,)).reshape(gains.shape)
         index, best = assign(gains) if not group.blocks else assign_rows(gains)
         return {group.name: torch.from_numpy(index)}, best - _stay(gains)
 
@@ -182,16 +185,25 @@ class _Descent:
             paired = {piece.factors[p].outer[0]: p for name in inners for p in piece.positions(name)}
             for position in piece.positions(unit.group.name):
                 if position not in paired:
-                    outer += self._product(number, (), (position,))
+                    outer += self._gains(number, (), (position,))
                     continue
                 name = piece.factors[paired[position]].group or ""
                 size = inners[name].shape[-1]
-                gains = self._product(number, (), (position, paired[position]))
+                gains = self._gains(number, (), (position, paired[position]))
                 inners[name] += gains.reshape(blocks, size, blocks, size).transpose(0, 2, 1, 3)
         order, rows, best = assign_nested(outer, list(inners.values()))
         stay = _stay(outer) + sum(_stay(gains[range(blocks), range(blocks)]) for gains in inners.values())
         moves = {unit.group.name: order, **dict(zip(inners, rows, strict=True))}
         return {name: torch.from_numpy(index) for name, index in moves.items()}, best - stay
+
+    def _gains(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+        known = self.known[number].get(axes)
+        if known is None:
+            known = self._product(number, batch, axes)
+            if self.room >= known.nbytes:
+                self.room -= known.nbytes
+                self.known[number][axes] = known
+        return known
 
     def _product(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
         # gains[batch, i, j] = ⟨target at i, source at j⟩ along some axes of a piece, for each index of the batch axes
@@ -203,12 +215,13 @@ class _Descent:
         length = int(np.prod([sizes[i] for i in axes]))
         ours, theirs = (side.permute(order).reshape(rows, length, -1) for side in (piece.target, self.source[number]))
         gains = torch.bmm(ours, theirs.transpose(1, 2)) if batch else (ours[0] @ theirs[0].T)
-        return self.weights[piece.tensor] * gains.double().cpu().numpy()
+        product: np.ndarray = (self.weights[piece.tensor] * gains).cpu().numpy()
+        return product
 
     def _twice(self, name: str) -> bool:
         return any(len(self.pieces[number].positions(name)) > 1 for number in self.touching[name])
 
-    def _improves(self, moves: Moves) -> bool:
+    def _true_gain(self, moves: Moves) -> float:
         # A group that a tensor has twice makes the step quadratic: its gain was only a linear guess.
         before = after = 0.0
         for number in sorted({number for name in moves for number in self.touching[name]}):
@@ -216,7 +229,7 @@ class _Descent:
             moved = _permuted(piece, self.source[number], moves)
             before += self._value(number)
             after += self.weights[piece.tensor] * float(torch.dot(piece.target.flatten(), moved.flatten()))
-        return after > before
+        return after - before
 
     def _apply(self, moves: Moves) -> set[int]:
         # Move the source along, and tell which units have a neighbour that moved.
@@ -226,8 +239,21 @@ class _Descent:
         numbers = {number for name in moves for number in self.touching[name]}
         for number in numbers:
             self.source[number] = _permuted(self.pieces[number], self.source[number], moves)
+            self._forget(number, moves)
         near = {name for number in numbers for name in self.pieces[number].groups}
         return {i for i, unit in enumerate(self.units) if unit.names & near}
+
+    def _forget(self, number: int, moves: Moves) -> None:
+        # What is known of a piece stays true if only the axis itself has moved: its columns have moved along.
+        piece = self.pieces[number]
+        moved = {i for i, factor in enumerate(piece.factors) if factor.group in moves}
+        for axes, gains in list(self.known[number].items()):
+            factor = piece.factors[axes[0]]
+            if moved == set(axes) and len(axes) == 1 and not factor.outer:
+                self.known[number][axes] = gains[:, moves[factor.group or ""].numpy()]
+            else:
+                self.room += gains.nbytes
+                del self.known[number][axes]
 
 
 def units(graph: PermutationGraph, pieces: list[Piece]) -> list[Unit]:

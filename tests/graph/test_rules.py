@@ -121,6 +121,7 @@ LAYERS: list[Row] = [
     ("aten.baddbmm", torch.baddbmm, [(2, 3, 5), (2, 3, 4), (2, 4, 5)], "2 3 2*4 5"),
     ("aten.mv", torch.mv, [(3, 4), (4,)], "3 4"),
     ("aten.dot", torch.dot, [(4,), (4,)], "4"),
+    ("aten.vdot", torch.vdot, [(4,), (4,)], "4"),
     ("aten.outer", torch.outer, [(3,), (4,)], "3 4"),
     ("aten.matmul", torch.matmul, [(4,), (4,)], "4"),
     ("aten.matmul", torch.matmul, [(3, 4), (4,)], "3 4"),
