@@ -105,10 +105,10 @@ def verify(model: nn.Module, graph: PermutationGraph) -> CheckResult:
     from hf_retarget.graph.trace import example_arguments
 
     (example,), _ = example_arguments(model, None)
-    options = {"draws": 1, "controls": 3}
+    options = {"draws": 1, "controls": 2}
     if not model.pretrained_cfg.get("fixed_input_size"):  # type: ignore[union-attr, operator]
         with suppress(rt.TraceError):
-            return rt.check(model, graph, example[:1, :, :128, :128], **options)  # type: ignore[arg-type]
+            return rt.check(model, graph, example[:1, :, :96, :96], **options)  # type: ignore[arg-type]
     return rt.check(model, graph, example[:1], **options)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hf_retarget.errors import (
     GraphMismatchError,
+    MatchError,
     ModelError,
     PermutationError,
     RetargetError,
@@ -48,6 +49,7 @@ __all__ = [
     "Control",
     "GraphMismatchError",
     "Group",
+    "MatchError",
     "ModelError",
     "Permutation",
     "PermutationError",

@@ -35,11 +35,17 @@ class Path:
     offset: int = 0
     conditions: tuple[Key, ...] = ()
 
-    def partner(self, place: Place, outer: Atom) -> int | None:
-        """The position of the one place of `outer` that goes with `place`, if it is beyond doubt."""
+    def partner(self, position: int, outer: Atom) -> int | None:
+        """The position of the one place of `outer` that goes with the place at `position`, if it is beyond doubt.
+
+        Where there are several, as in a square matrix over (h d), it is the one that the place follows at once.
+        """
         found = [i for i, other in enumerate(self.places) if other.atom is outer]
         if len(found) > 1:
-            found = [i for i in found if self.places[i].dim == place.dim]
+            place = self.places[position]
+            before = self.places[position - 1] if position else place
+            adjacent = before.dim == place.dim and before.stride == place.atom.size * place.stride
+            found = [i for i in found if i == position - 1 and adjacent]
         return found[0] if len(found) == 1 else None
 
 
@@ -219,14 +225,14 @@ def outers(state: Iterable[Path], others: Iterable[Path]) -> dict[Atom, list[Ato
     candidates: dict[Atom, set[Atom]] = {}
     rank: dict[Atom, int] = {}
     for own, path in [*((True, path) for path in state), *((False, path) for path in others)]:
-        for place in path.places:
+        for position, place in enumerate(path.places):
             atom = place.atom
             if own:
                 rank.setdefault(atom, len(rank))
             if own and atom not in candidates:
                 candidates[atom] = {other.atom for other in path.places} - {atom}
             if candidates.get(atom):
-                candidates[atom] = {outer for outer in candidates[atom] if path.partner(place, outer) is not None}
+                candidates[atom] = {outer for outer in candidates[atom] if path.partner(position, outer) is not None}
     result: dict[Atom, list[Atom]] = {}
     for atom, found in candidates.items():
         if atom.pin is not None:
@@ -235,4 +241,9 @@ def outers(state: Iterable[Path], others: Iterable[Path]) -> dict[Atom, list[Ato
         inner_first = {o for o in found if o.pin is None and atom in candidates[o] and rank[o] > rank[atom]}
         kept = found - inner_first
         result[atom] = sorted(kept, key=lambda outer: (len(candidates.get(outer, ())), rank[outer]))
+    while unfit := [
+        (atom, outer) for atom, its in result.items() for outer in its if not set(result.get(outer, ())) <= set(its)
+    ]:
+        for atom, outer in unfit:  # blocks within blocks: whoever varies over the inner ones needs the outer ones too
+            result[atom].remove(outer)
     return result

@@ -101,8 +101,8 @@ def _module(tensor: str) -> str:
 
 def _block(path: Path, names: Mapping[Atom, str], varies_over: Mapping[Atom, list[Atom]]) -> Block:
     factors = []
-    for place in path.places:
-        outer = tuple(path.partner(place, each) for each in varies_over.get(place.atom, ()))
+    for position, place in enumerate(path.places):
+        outer = tuple(path.partner(position, each) for each in varies_over.get(place.atom, ()))
         factors.append(Factor(place.atom.size, place.stride, place.dim, names.get(place.atom), outer))  # type: ignore[arg-type]
     return Block(path.offset, _merge_pinned(factors))
 

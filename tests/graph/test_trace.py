@@ -221,6 +221,13 @@ def test_a_question_that_shapes_answer_without_memory():
     assert len(rt.trace(model, torch.rand(2, 4))) == 1
 
 
+@pytest.mark.parametrize("question", [lambda x: x.mean() > 0.2, lambda x: (x > 0.2).any()])
+def test_a_question_that_only_data_answer_is_refused(question):
+    # The example says no, another input says yes: a graph of one branch is wrong for the other.
+    with pytest.raises(rt.TraceError, match="Asks"):
+        rt.trace(Asks(question), torch.zeros(2, 4))
+
+
 # ---------------------------------------------------------------------- what cannot be traced
 
 
