@@ -95,7 +95,7 @@ def measure(name: str, check: bool) -> dict[str, object]:
                 "failure": "" if result.passed else result.verdict,
             }
     except Exception as error:  # a sweep reports what fails and goes on
-        row["failure"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+        row["failure"] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
     return row
 
 

@@ -158,8 +158,11 @@ class _Probe:
         try:
             with torch.no_grad(), _float64():
                 output = functional_call(self.twin, fresh, positional, keywords)
-        except RuntimeError as error:
-            raise TraceError(f"{type(self.twin).__name__} cannot be run in float64: {error}") from error
+        except Exception as error:  # whatever the model's own code raises
+            reason = f"{type(error).__name__}: {error}".strip(": ")
+            raise TraceError(
+                f"{type(self.twin).__name__} cannot be run in float64 on this example input: {reason}"
+            ) from error
         return [_real(value) for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
 
     def deviation(self, state: Mapping[str, Tensor]) -> float:
