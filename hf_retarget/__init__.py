@@ -4,6 +4,7 @@ import hf_retarget as rt
 
 graph = rt.trace(model)             # which axes may be permuted together
 rt.check(model, graph).verdict      # ... and the proof that the function stays the same
+rt.match(graph, target, source)     # the permutation that best maps one set of weights onto another
 """
 
 from importlib import import_module
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
     from hf_retarget.graph.check import CheckResult, Control, check
     from hf_retarget.graph.trace import trace
+    from hf_retarget.matching.descent import Match
+    from hf_retarget.matching.methods import match
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
 _LAZY = {
@@ -31,6 +34,8 @@ _LAZY = {
     **dict.fromkeys(
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
+    "Match": "hf_retarget.matching.descent",
+    "match": "hf_retarget.matching.methods",
     "trace": "hf_retarget.graph.trace",
 }
 
@@ -49,6 +54,7 @@ __all__ = [
     "Control",
     "GraphMismatchError",
     "Group",
+    "Match",
     "MatchError",
     "ModelError",
     "Permutation",
@@ -61,5 +67,6 @@ __all__ = [
     "TraceError",
     "UnknownOperator",
     "check",
+    "match",
     "trace",
 ]
