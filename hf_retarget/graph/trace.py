@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -150,18 +151,44 @@ class _Decisions(TorchFunctionMode):
 
 
 def _decisions(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[bool]:
-    twin = copy.deepcopy(model).cpu() if not any(p.is_meta for p in model.parameters()) else _weightless(model)
-    decisions = _Decisions()
-    with torch.no_grad(), decisions:
-        twin.eval()(*arguments, **keywords)
-    return decisions.taken
+    # A decision that follows from shapes is the same for every input; one that does not has no single graph.
+    if any(parameter.is_meta for parameter in model.parameters()):
+        twin = _weightless(model)
+        nn.utils.vector_to_parameters(torch.randn(sum(p.numel() for p in twin.parameters())) / 10, twin.parameters())
+    else:
+        twin = copy.deepcopy(model).cpu()
+    taken = []
+    for scale in (None, 1.0, -1.0):
+        positional, named = (arguments, keywords) if scale is None else _random((arguments, keywords), scale)
+        decisions = _Decisions()
+        with torch.no_grad(), decisions:
+            twin.eval()(*positional, **named)
+        taken.append(decisions.taken)
+    if any(other != taken[0] for other in taken):
+        raise RuntimeError(
+            "it takes another branch for another input (an `if` on a tensor), so there is no single graph"
+        )
+    return taken[0]
+
+
+def _random(inputs: Any, scale: float) -> Any:
+    def draw(example: Tensor) -> Tensor:
+        return scale * torch.rand_like(example) if example.is_floating_point() else example
+
+    return pytree.tree_map_only(Tensor, draw, inputs)
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    # A failed export writes the whole graph to the log before it raises; we say what is to be said ourselves.
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def _explain(model: nn.Module, error: Exception, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
