@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FACTS = "hf-retarget"
 
 
 @contextmanager
@@ -30,3 +37,29 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Write tensors and some facts about them as safetensors, the same bytes for the same content.
+
+    Example:
+        >>> save_tensors("state.safetensors", {"w": tensor}, {"step": 3})      # doctest: +SKIP
+    """
+    from safetensors.torch import save_file
+
+    # One entry only: safetensors writes several in an order that changes from process to process.
+    metadata = {_FACTS: json.dumps(facts, sort_keys=True)}
+    with atomic_path(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+
+
+def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote; a safetensors file of somebody else has no facts. Raises OSError if it cannot."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            facts = json.loads((file.metadata() or {}).get(_FACTS, "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118  not a dict
+    except (SafetensorError, ValueError) as error:
+        raise OSError(str(error)) from error

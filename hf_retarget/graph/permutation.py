@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_retarget.errors import PermutationError
-from hf_retarget.files import atomic_path
+from hf_retarget.files import load_tensors, save_tensors
 
 _FORMAT = "hf-retarget/permutation/1"
 
@@ -60,21 +58,17 @@ class Permutation:
             >>> Permutation.load("permutation.safetensors") == permutation       # doctest: +SKIP
             True
         """
-        metadata = {"format": _FORMAT, "fingerprint": self.fingerprint}
-        with atomic_path(path) as temporary:
-            save_file({name: index.contiguous() for name, index in self.indices.items()}, temporary, metadata)
+        save_tensors(path, dict(self.indices), {"format": _FORMAT, "fingerprint": self.fingerprint})
 
     @classmethod
     def load(cls, path: str | Path) -> Permutation:
         """Read what `save` wrote."""
         try:
-            with safe_open(str(path), "pt") as file:
-                metadata = file.metadata() or {}
-                indices = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-        except (OSError, SafetensorError) as error:
+            indices, facts = load_tensors(path)
+        except OSError as error:
             raise PermutationError(f"cannot read a permutation from '{path}': {error}") from error
-        if metadata.get("format") != _FORMAT or "fingerprint" not in metadata:
+        if facts.get("format") != _FORMAT or "fingerprint" not in facts:
             raise PermutationError(
-                f"'{path}' is not a permutation: its format is {metadata.get('format')!r}, not {_FORMAT!r}"
+                f"'{path}' is not a permutation: its format is {facts.get('format')!r}, not {_FORMAT!r}"
             )
-        return cls(metadata["fingerprint"], indices)
+        return cls(facts["fingerprint"], indices)

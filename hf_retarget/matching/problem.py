@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_retarget.errors import MatchError
-from hf_retarget.files import atomic_path
+from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
 from hf_retarget.matching.descent import Match, descend
@@ -115,10 +111,12 @@ class State:
         """Write one safetensors file, wholly or not at all."""
         pieces = list(self.stacks.pieces.items())
         tensors = {f"permutation/{name}": index for name, index in self.permutation.indices.items()}
-        tensors |= {f"weights/{name}": weight.contiguous() for name, weight in self.weights.items()}
+        tensors |= {f"weights/{name}": weight for name, weight in self.weights.items()}
         for number, (_, piece) in enumerate(pieces):
-            tensors |= {f"target/{number}": piece.target.contiguous(), f"source/{number}": piece.source.contiguous()}
+            tensors |= {f"target/{number}": piece.target, f"source/{number}": piece.source}
         facts = {
+            "format": _FORMAT,
+            "fingerprint": self.permutation.fingerprint,
             "step": self.step,
             "objective": self.objective,
             "sweeps": self.sweeps,
@@ -128,22 +126,17 @@ class State:
             "compression": asdict(self.stacks.compression) if self.stacks.compression else None,
             "pieces": [[*key, piece.each, piece.bound] for key, piece in pieces],
         }
-        metadata = {"format": _FORMAT, "fingerprint": self.permutation.fingerprint, "facts": json.dumps(facts)}
-        with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata)
+        save_tensors(path, tensors, facts)
 
     @classmethod
     def load(cls, path: str | Path, graph: PermutationGraph) -> State:
         """Read what `save` wrote, for the same graph."""
         try:
-            with safe_open(str(path), "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-        except (OSError, SafetensorError) as error:
+            tensors, facts = load_tensors(path)
+        except OSError as error:
             raise MatchError(f"cannot read a matching state from '{path}': {error}") from error
-        if metadata.get("format") != _FORMAT or metadata.get("fingerprint") != graph.fingerprint:
+        if facts.get("format") != _FORMAT or facts.get("fingerprint") != graph.fingerprint:
             raise MatchError(f"'{path}' is not a matching state of this graph; remove it to start anew")
-        facts: dict[str, Any] = json.loads(metadata["facts"])
         compression = Compression(**facts["compression"]) if facts["compression"] else None
         stacks = Stacks(graph, compression, facts["normalise"], facts["steps"], facts["constant"])
         for number, (name, block, each, bound) in enumerate(facts["pieces"]):
