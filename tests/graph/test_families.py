@@ -32,7 +32,13 @@ FAMILIES = [
     ("levit_128s", {}, None, 50, 22),
     ("mobilenetv3_small_050", {}, 64, 26, 0),
     ("mobilevit_xxs", {}, 64, 61, 18),
-    ("pit_ti_224", {"img_size": 64}, None, 51, 25),  # 24 inside the 12 attentions, 1 where a pooling doubles the channels
+    (
+        "pit_ti_224",
+        {"img_size": 64},
+        None,
+        51,
+        25,
+    ),  # 24 inside the 12 attentions, 1 where a pooling doubles the channels
     ("pvt_v2_b0", {}, 64, 40, 12),
     ("regnetx_002", {}, 64, 44, 26),
     ("resnet18", {}, 64, 12, 0),
