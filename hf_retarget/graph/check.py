@@ -197,8 +197,8 @@ class _Probe:
     def _randomise(self, name: str, value: Tensor) -> Tensor:
         if value.is_complex():
             return torch.complex(self._randomise(name, value.real), self._randomise(name, value.imag))
-        if not value.is_floating_point():
-            return value
+        if not value.is_floating_point() or (not value.dim() and name not in self.parameters):
+            return value  # a number that nobody learns has no axis, and may be a bound of another: min < max
         if value.dim() > 1:
             # Scaled by what one output sums over, so that signals neither vanish nor explode through the layers.
             fan_in = value[0].numel() if value.shape[0] > 1 else 4
@@ -224,7 +224,7 @@ def _double(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(_to_double(parameter, id(parameter) in own), requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = _to_double(buffer, id(buffer) in own)
+        memo[id(buffer)] = _to_double(buffer, id(buffer) in own and buffer.dim() > 0)
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and id(value) not in memo:

@@ -99,6 +99,24 @@ def test_heads_that_do_not_move_together_are_found():
     assert not rt.check(model, wrong, x).passed
 
 
+def test_bounds_that_are_buffers_keep_their_order():
+    class Clipped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.register_buffer("low", torch.tensor(-float("inf")))
+            self.register_buffer("high", torch.tensor(float("inf")))
+
+        def forward(self, x):
+            return self.last(torch.clamp(self.first(x), self.low, self.high))
+
+    model = Clipped()
+    graph = rt.trace(model, torch.zeros(2, 6))
+    result = rt.check(model, graph, torch.zeros(2, 6))
+    assert len(graph) == 1
+    assert result.passed, result.verdict  # random bounds in the wrong order would make the output constant
+
+
 def test_buffers_count():
     model = Residual()
     graph = rt.trace(model, ROW)
