@@ -7,8 +7,9 @@ pieces it touches. A group is looked at again only after a group it shares a pie
 
 from __future__ import annotations
 
+import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,12 +17,16 @@ from torch import Tensor
 
 from hf_retarget.graph.layout import gather
 from hf_retarget.graph.permutation import Permutation
-from hf_retarget.graph.permutation_graph import Group, PermutationGraph
+from hf_retarget.graph.permutation_graph import Group
 from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
-from hf_retarget.matching.objective import Piece, Stacks
+from hf_retarget.matching.objective import Compression, Piece, Stacks
+from hf_retarget.matching.units import Unit, units
 
 _ROOM = 1 << 30
 """Bytes for products that are kept until a neighbour moves."""
+
+_COARSE_FROM = 1 << 22
+"""Numbers in the stacks from which a coarse descent goes first."""
 
 Moves = dict[str, Tensor]
 """Permutations relative to the current one, of some groups."""
@@ -34,6 +39,8 @@ class Sweep:
     objective: float
     solved: int
     moved: int
+    coarse: bool = False
+    """Whether it saw only the leading directions; its objective is theirs."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,6 @@ class Match:
     sweeps: tuple[Sweep, ...]
 
 
-@dataclass(frozen=True)
-class Unit:
-    """What is solved in one step: a group, or blocks together with some of their inner groups."""
-
-    group: Group
-    inners: tuple[Group, ...] = ()
-
-    @property
-    def names(self) -> set[str]:
-        """All groups that the step may move."""
-        return {self.group.name, *(inner.name for inner in self.inners)}
-
-
 def descend(
     stacks: Stacks,
     start: Permutation | None = None,
@@ -65,28 +59,59 @@ def descend(
     seed: int = 0,
     restarts: int = 1,
     max_sweeps: int = 100,
-    tolerance: float = 1e-7,
+    tolerance: float = 1e-5,
+    coarse: bool = True,
 ) -> Match:
-    """Find a permutation that maximises the objective, starting from `start` (or the identity).
+    """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
-    Groups are visited in a seeded random order; of several `restarts`, with other orders, the best is kept. A sweep
-    that gains less than `tolerance` of the objective's scale is the last.
+    Groups are visited in a seeded random order; of several `restarts`, with other orders and without the guess, the
+    best is kept. A sweep
+    that gains less than `tolerance` of the objective's scale is the last. With `coarse`, a descent over large exact
+    stacks goes first over a compressed copy, where a sweep costs a fraction.
 
     Example:
         >>> match = descend(stacks, seed=0)                      # doctest: +SKIP
         >>> ported = graph.apply(match.permutation, delta)       # doctest: +SKIP
     """
-    graph = stacks.graph
-    start = graph.identity() if start is None else start
-    runs = [_Descent(stacks, start, seed + run).run(max_sweeps, tolerance) for run in range(restarts)]
+    levels = _levels(stacks) if coarse else [stacks]
+    runs = [_refine(levels, start or _guess(levels[0]), seed, max_sweeps, tolerance)]
+    for number in range(seed + 1, seed + restarts):
+        runs.append(_refine(levels, start or stacks.graph.identity(), number, max_sweeps, tolerance))
     return max(runs, key=lambda match: match.objective)
+
+
+def _levels(stacks: Stacks) -> list[Stacks]:
+    # An outline, where a sweep costs a fraction, if that is worth while, and the stacks themselves.
+    if stacks.elements < _COARSE_FROM:
+        return [stacks]
+    outline = stacks.compressed(Compression())
+    return [outline, stacks] if 2 * outline.elements <= stacks.elements else [stacks]
+
+
+def _guess(stacks: Stacks) -> Permutation:
+    # Where a descent begins if nobody says: at the identity, or at a guess if that is better.
+    identity = stacks.graph.identity()
+    descent = _Descent(stacks, identity, seed=0)
+    before = descent.objective()
+    descent.guess()
+    return Permutation(stacks.graph.fingerprint, descent.indices) if descent.objective() > before else identity
+
+
+def _refine(levels: list[Stacks], start: Permutation, seed: int, max_sweeps: int, tolerance: float) -> Match:
+    sweeps: list[Sweep] = []
+    for stacks in levels:
+        match = _Descent(stacks, start, seed, coarse=stacks is not levels[-1]).run(max_sweeps, tolerance)
+        start = match.permutation
+        sweeps += match.sweeps
+    return replace(match, sweeps=tuple(sweeps))
 
 
 class _Descent:
     """The state of one descent: the current permutation and the source as it is permuted by it."""
 
-    def __init__(self, stacks: Stacks, start: Permutation, seed: int) -> None:
+    def __init__(self, stacks: Stacks, start: Permutation, seed: int, *, coarse: bool = False) -> None:
         self.graph = stacks.graph
+        self.coarse = coarse
         self.indices = dict(start.indices)
         self.generator = np.random.default_rng(seed)
         self.weights = stacks.weights()
@@ -120,11 +145,37 @@ class _Descent:
                     objective += gain
                     settled = not any(self._twice(name) for name in moves)  # a quadratic step may go on
                     due |= self._apply(moves) - ({number} if settled else set())
-            sweeps.append(Sweep(objective, len(order), moved))
+            sweeps.append(Sweep(objective, len(order), moved, self.coarse))
             if objective - before <= tolerance * scale:
                 break
         permutation = Permutation(self.graph.fingerprint, self.indices)
         return Match(permutation, self.objective(), tuple(sweeps))
+
+    def guess(self) -> None:
+        """Solve group by group, each from those pieces only whose other groups are solved already (or that have none).
+
+        What is matched against neighbours that are still in the wrong order is noise, and a descent that begins with
+        it ends in a worse optimum. The next group is the one about which most is known.
+        """
+        weight = [
+            self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm())
+            for piece in self.pieces
+        ]
+        touching, known, waiting = self.touching, set[str](), list(self.units)
+
+        def heard(unit: Unit) -> set[int]:
+            near = {number for name in unit.names for number in touching[name]}
+            return {number for number in near if self.pieces[number].groups - unit.names <= known}
+
+        while waiting:
+            unit = max(waiting, key=lambda unit: sum(weight[number] for number in sorted(heard(unit))))
+            waiting.remove(unit)
+            if some := heard(unit):
+                self.touching = {name: [n for n in numbers if n in some] for name, numbers in touching.items()}
+                moves, _ = self._solve(unit, scale=0.0)
+                self.touching = touching
+                self._apply(moves)
+            known |= unit.names
 
     # ------------------------------------------------------------------ the objective
 
@@ -199,21 +250,22 @@ class _Descent:
     def _gains(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
         known = self.known[number].get(axes)
         if known is None:
-            known = self._product(number, batch, axes)
+            piece = self.pieces[number]
+            known = self._product(piece, piece.target, self.source[number], batch, axes)
             if self.room >= known.nbytes:
                 self.room -= known.nbytes
                 self.known[number][axes] = known
         return known
 
-    def _product(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    def _product(
+        self, piece: Piece, target: Tensor, source: Tensor, batch: tuple[int, ...], axes: tuple[int, ...]
+    ) -> np.ndarray:
         # gains[batch, i, j] = ⟨target at i, source at j⟩ along some axes of a piece, for each index of the batch axes
-        piece = self.pieces[number]
-        rest = [i for i in range(piece.target.dim()) if i not in (*batch, *axes)]
+        rest = [i for i in range(target.dim()) if i not in (*batch, *axes)]
         order = [*batch, *axes, *rest]
-        sizes = piece.target.shape
-        rows = int(np.prod([sizes[i] for i in batch])) if batch else 1
-        length = int(np.prod([sizes[i] for i in axes]))
-        ours, theirs = (side.permute(order).reshape(rows, length, -1) for side in (piece.target, self.source[number]))
+        rows = math.prod(target.shape[i] for i in batch)
+        length = math.prod(target.shape[i] for i in axes)
+        ours, theirs = (side.permute(order).reshape(rows, length, -1) for side in (target, source))
         gains = torch.bmm(ours, theirs.transpose(1, 2)) if batch else (ours[0] @ theirs[0].T)
         product: np.ndarray = (self.weights[piece.tensor] * gains).cpu().numpy()
         return product
@@ -238,52 +290,40 @@ class _Descent:
                 self.indices[group.name] = self.graph.compose_group(group, self.indices, moves)
         numbers = {number for name in moves for number in self.touching[name]}
         for number in numbers:
-            self.source[number] = _permuted(self.pieces[number], self.source[number], moves)
-            self._forget(number, moves)
+            self._move(number, moves)
         near = {name for number in numbers for name in self.pieces[number].groups}
         return {i for i, unit in enumerate(self.units) if unit.names & near}
 
-    def _forget(self, number: int, moves: Moves) -> None:
-        # What is known of a piece stays true if only the axis itself has moved: its columns have moved along.
-        piece = self.pieces[number]
-        moved = {i for i, factor in enumerate(piece.factors) if factor.group in moves}
+    def _move(self, number: int, moves: Moves) -> None:
+        # What is known of a piece moves along with its axes, or is corrected by what has changed, or is forgotten.
+        piece, source = self.pieces[number], self.source[number]
+        moved = [i for i, factor in enumerate(piece.factors) if factor.group in moves]
+        plain = len(moved) == 1 and not piece.factors[moved[0]].outer
+        index = moves[piece.factors[moved[0]].group or ""] if plain else None
+        changes = None if index is None else self._exchange(number, moved[0], index)
+        if changes is None:
+            self.source[number] = _permuted(piece, source, moves)
         for axes, gains in list(self.known[number].items()):
-            factor = piece.factors[axes[0]]
-            if moved == set(axes) and len(axes) == 1 and not factor.outer:
-                self.known[number][axes] = gains[:, moves[factor.group or ""].numpy()]
+            outer = piece.factors[axes[0]].outer
+            if index is not None and axes == (moved[0],):
+                self.known[number][axes] = np.take(gains, index.numpy(), axis=-1)
+            elif changes is not None and moved[0] not in (*axes, *outer):
+                gains += self._product(piece, *changes, outer, axes)
             else:
                 self.room += gains.nbytes
                 del self.known[number][axes]
 
-
-def units(graph: PermutationGraph, pieces: list[Piece]) -> list[Unit]:
-    """The steps of a descent: each group, blocks taken together with inner groups that do not share a piece.
-
-    Two inner groups in one piece (both sides of a grouped convolution) cannot be solved jointly, so each
-    is paired with the blocks in a step of its own.
-    """
-    result = []
-    for group in graph.groups:
-        inners = [inner for inner in graph.groups if inner.outer == (group.name,)] if not group.blocks else []
-        if not inners:
-            joint = len(group.outer) == 1 and group.outer[0] is not None and not graph[group.outer[0]].blocks
-            if not joint:
-                result.append(Unit(group))
-            continue
-        classes: list[list[Group]] = []
-        for inner in inners:
-            free = (each for each in classes if not any(_meet(inner, other, pieces) for other in each))
-            chosen = next(free, None)
-            if chosen is None:
-                classes.append([inner])
-            else:
-                chosen.append(inner)
-        result += [Unit(group, tuple(each)) for each in classes]
-    return result
-
-
-def _meet(one: Group, other: Group, pieces: list[Piece]) -> bool:
-    return any({one.name, other.name} <= piece.groups for piece in pieces)
+    def _exchange(self, number: int, axis: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
+        # Where few elements change places, only they are touched: the target there, and by how much the source changes.
+        changed = (index != torch.arange(len(index))).nonzero()[:, 0]
+        if 2 * len(changed) > len(index):
+            return None
+        piece, source = self.pieces[number], self.source[number]
+        old, new = source.index_select(axis, changed), source.index_select(axis, index[changed])
+        if source.data_ptr() == piece.source.data_ptr():
+            source = self.source[number] = source.clone()  # the stacks are not ours
+        source.index_copy_(axis, changed, new)
+        return piece.target.index_select(axis, changed), new.sub_(old)
 
 
 def _permuted(piece: Piece, tensor: Tensor, moves: Moves) -> Tensor:

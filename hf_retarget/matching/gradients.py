@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import MatchError
 from hf_retarget.files import atomic_path
+from hf_retarget.graph.trace import clear_caches
 
 Batch = tuple[Any, Tensor]
 """Inputs and labels."""
@@ -88,6 +89,7 @@ class Gradients:
             for number, (inputs, labels) in enumerate(batches):
                 if number % processes == rank:
                     self._accumulate(leaves, wanted, inputs, labels, sums)
+        clear_caches(self.model)
         for name in wanted:
             if self.accelerator is not None and processes > 1:
                 sums[name] = self.accelerator.reduce(sums[name], "sum")
@@ -101,6 +103,7 @@ class Gradients:
         device = next(iter(sums.values())).device
         for start in range(0, size, step):
             part, answers = inputs[start : start + step].to(device), labels[start : start + step].to(device)
+            clear_caches(self.model)  # what some models remember of other weights, graph and all
             with self._precision():
                 loss = self.loss(functional_call(self.model, leaves, (part,)), answers)
             grads = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)

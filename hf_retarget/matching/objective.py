@@ -9,9 +9,11 @@ these up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,20 +34,37 @@ class Compression:
     """
 
     energy: float = 0.999
-    sizes: float = 2.5
+    sizes: float = 1.0
 
 
 @dataclass
 class Piece:
-    """One block of one tensor: both sides as `[groups' axes …, rest]`."""
+    """One block of one tensor: both sides as `[groups' axes …, rest]`, in parts until somebody asks for the whole."""
 
     tensor: str
     factors: tuple[Factor, ...]
-    target: Tensor
-    source: Tensor
     each: int
     """The length that one step adds to the last axis."""
+    targets: list[Tensor] = field(default_factory=list)
+    sources: list[Tensor] = field(default_factory=list)
     bound: float = 0.0
+    grams: tuple[Tensor, Tensor] | None = None
+    """Of the first part along the last axis, on both sides: known once it was compressed."""
+
+    @property
+    def target(self) -> Tensor:
+        """The target's side."""
+        return _whole(self.targets)
+
+    @property
+    def source(self) -> Tensor:
+        """The source's side."""
+        return _whole(self.sources)
+
+    @property
+    def elements(self) -> int:
+        """How many numbers both sides hold."""
+        return sum(part.numel() for part in (*self.targets, *self.sources))
 
     @property
     def groups(self) -> set[str]:
@@ -55,6 +74,70 @@ class Piece:
     def positions(self, group: str) -> list[int]:
         """Where the axes of `group` are."""
         return [i for i, factor in enumerate(self.factors) if factor.group == group]
+
+    def compressed(self, how: Compression) -> Piece:
+        """The same piece with its last axis turned to its principal directions, of which the leading ones are kept."""
+        spectrum = self._spectrum()
+        rank = int(min(spectrum.enough(how.energy), max(1.0, how.sizes * self.each)))
+        if rank == len(spectrum.values):
+            return replace(self, grams=spectrum.grams)
+        turn = spectrum.vectors[:, :rank]
+        ours, theirs = (_turned(parts, turn) for parts in (self.targets, self.sources))
+        grams = turn.T @ spectrum.grams[0] @ turn, turn.T @ spectrum.grams[1] @ turn
+        bound = self.bound + spectrum.lost(rank)
+        return Piece(self.tensor, self.factors, self.each, [ours], [theirs], bound, grams)
+
+    def _spectrum(self) -> _Spectrum:
+        known = self.grams or (None, None)
+        grams = _gram(self.targets, known[0]), _gram(self.sources, known[1])
+        scaled = [gram / trace if (trace := float(gram.trace())) else gram for gram in grams]
+        values, vectors = torch.linalg.eigh(scaled[0] + scaled[1])
+        return _Spectrum(values.flip(0).clamp(min=0), vectors.flip(1), grams)
+
+
+def _whole(parts: list[Tensor]) -> Tensor:
+    if len(parts) > 1:
+        parts[:] = [torch.cat(parts, -1)]
+    return parts[0]
+
+
+class _Spectrum(NamedTuple):
+    """The principal directions of both sides together, each side scaled to norm one."""
+
+    values: Tensor
+    vectors: Tensor
+    grams: tuple[Tensor, Tensor]
+
+    def enough(self, energy: float) -> int:
+        """How many of the leading directions carry this share of the energy."""
+        return min(int((self.values.cumsum(0) < energy * float(self.values.sum())).sum()) + 1, len(self.values))
+
+    def lost(self, rank: int) -> float:
+        """‖a⊥‖·‖b⊥‖ when `rank` directions are kept, rounded up by what single precision leaves open."""
+        rest = self.vectors[:, rank:]
+        energies = [float(((gram @ rest) * rest).sum()) + 1e-7 * float(gram.trace()) for gram in self.grams]
+        return math.sqrt(max(energies[0], 0.0) * max(energies[1], 0.0))
+
+
+def _gram(parts: list[Tensor], known: Tensor | None) -> Tensor:
+    # Of the parts as one, along the last axis; `known` is that of the first part, if it was computed before.
+    flat = [part.flatten(0, -2) for part in parts]
+    if known is None or len(known) != flat[0].shape[1]:
+        known = (flat[0].T @ flat[0]).double()
+    if len(flat) == 1:
+        return known
+    new = torch.cat(flat[1:], 1)
+    cross, corner = (new.T @ flat[0]).T.double(), (new.T @ new).double()  # the short side first: four times faster
+    return torch.cat([torch.cat([known, cross], 1), torch.cat([cross.T, corner], 1)])
+
+
+def _turned(parts: list[Tensor], turn: Tensor) -> Tensor:
+    # The parts as one, with another basis of the last axis.
+    rows = turn.to(parts[0].dtype).split([part.shape[-1] for part in parts])
+    result: Tensor = parts[0].flatten(0, -2) @ rows[0]
+    for part, row in zip(parts[1:], rows[1:], strict=True):
+        result.addmm_(part.flatten(0, -2), row)
+    return result.view(*parts[0].shape[:-1], -1)
 
 
 @dataclass
@@ -93,7 +176,7 @@ class Stacks:
             for side, tensor in (("target", ours), ("source", theirs)):
                 _valid(name, side, tensor, layout.shape)
             for number, block in enumerate(layout.blocks):
-                self._extend(name, number, block, ours * (sign * scale), theirs * scale)
+                self._extend(name, number, block, _scaled(ours, sign * scale), _scaled(theirs, scale))
         self.steps += 1
 
     def _extend(self, name: str, number: int, block: Block, target: Tensor, source: Tensor) -> None:
@@ -102,14 +185,16 @@ class Stacks:
         if not any(factor.group for factor in factors):
             self.constant += float(ours.double().flatten() @ theirs.double().flatten())
             return
-        piece = self.pieces.get((name, number))
-        if piece is None:
-            self.pieces[name, number] = Piece(name, factors, ours.clone(), theirs.clone(), ours.shape[-1])
-            return
-        piece.target = torch.cat([piece.target, ours], -1)
-        piece.source = torch.cat([piece.source, theirs], -1)
-        if self.compression is not None:
-            compress(piece, self.compression)
+        piece = self.pieces.setdefault((name, number), Piece(name, factors, ours.shape[-1]))
+        piece.targets.append(ours)
+        piece.sources.append(theirs)
+        if self.compression is not None and len(piece.targets) > 1:
+            self.pieces[name, number] = piece.compressed(self.compression)
+
+    def compressed(self, how: Compression) -> Stacks:
+        """These stacks with fewer directions: what a first, coarse descent sees."""
+        pieces = {key: piece.compressed(how) for key, piece in self.pieces.items()}
+        return Stacks(self.graph, how, self.normalise, self.steps, self.constant, pieces)
 
     def factors(self, name: str, number: int) -> tuple[Factor, ...]:
         """The axes of the piece that a block of a tensor makes."""
@@ -123,7 +208,7 @@ class Stacks:
     @property
     def elements(self) -> int:
         """How many numbers both stacks hold."""
-        return sum(piece.target.numel() + piece.source.numel() for piece in self.pieces.values())
+        return sum(piece.elements for piece in self.pieces.values())
 
     def weights(self) -> dict[str, float]:
         """The weight of each tensor in the objective: one, or what makes all tensors count alike."""
@@ -137,13 +222,19 @@ class Stacks:
         return {name: 1.0 / ((a * b) ** 0.5) if a and b else 0.0 for name, (a, b) in norms.items()}
 
 
+def _scaled(tensor: Tensor, by: float) -> Tensor:
+    return tensor.clone() if by == 1.0 else tensor * by  # a copy either way: the caller may go on with his
+
+
 def _valid(name: str, side: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
         raise TensorMismatchError(
             f"'{name}' of the {side} has shape {list(tensor.shape)}, the graph expects {list(shape)}"
         )
-    if not bool(torch.isfinite(tensor).all()):
+    if not math.isfinite(float(tensor.sum())):  # one pass; NaN and infinity survive a sum
         bad = int((~torch.isfinite(tensor)).sum())
+        if not bad:
+            return  # finite, only the sum was too large
         raise MatchError(
             f"'{name}' of the {side} has {bad} values that are NaN or infinite; "
             "check the weights it was computed with, or use a higher precision"
@@ -168,31 +259,3 @@ def _arrange(block: Block, tensor: Tensor) -> Tensor:
     rest = [place for place in range(view.dim()) if place not in kept]
     sizes = [view.shape[place] for place in kept]
     return view.permute(*kept, *rest).reshape(*sizes, prod(view.shape[place] for place in rest))
-
-
-def compress(piece: Piece, how: Compression) -> None:
-    """Rotate the last axis of a piece to its principal directions and keep the leading ones."""
-    ours, theirs = piece.target.flatten(0, -2), piece.source.flatten(0, -2)
-    most = max(1, int(how.sizes * piece.each))
-    energies, grams = [], []
-    for side in (ours, theirs):
-        gram = (side.T @ side).double()
-        energies.append(float(gram.diagonal().sum()))
-        grams.append(gram / energies[-1] if energies[-1] else gram)
-    values, vectors = torch.linalg.eigh(grams[0] + grams[1])
-    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-    total = float(values.sum())
-    if not total:
-        return
-    enough = int((values.cumsum(0) < how.energy * total).sum()) + 1
-    rank = min(enough, most, len(values))
-    if rank == len(values):
-        return
-    basis = vectors[:, :rank].to(ours.dtype)
-    sizes = piece.target.shape[:-1]
-    piece.target, piece.source = (ours @ basis).reshape(*sizes, rank), (theirs @ basis).reshape(*sizes, rank)
-    lost = [
-        max(energy - float(kept.double().square().sum()), 0.0)
-        for energy, kept in zip(energies, (piece.target, piece.source), strict=True)
-    ]
-    piece.bound += (lost[0] * lost[1]) ** 0.5

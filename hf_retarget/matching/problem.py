@@ -34,7 +34,7 @@ class MatchOptions:
     start: str = "restart"
     """`restart` begins every step at the identity, `warm` at the permutation of the step before."""
     max_sweeps: int = 100
-    tolerance: float = 1e-7
+    tolerance: float = 1e-5
     normalise: bool = False
     """Let all tensors count alike, instead of by their norm."""
     compression: Compression | None = None
@@ -114,6 +114,7 @@ class State:
         tensors |= {f"weights/{name}": weight for name, weight in self.weights.items()}
         for number, (_, piece) in enumerate(pieces):
             tensors |= {f"target/{number}": piece.target, f"source/{number}": piece.source}
+            tensors |= {f"gram/{number}/{side}": gram for side, gram in enumerate(piece.grams or ())}
         facts = {
             "format": _FORMAT,
             "fingerprint": self.permutation.fingerprint,
@@ -142,7 +143,10 @@ class State:
         for number, (name, block, each, bound) in enumerate(facts["pieces"]):
             factors = stacks.factors(name, block)
             sides = tensors[f"target/{number}"], tensors[f"source/{number}"]
-            stacks.pieces[name, block] = Piece(name, factors, *sides, each, bound)
+            grams = (
+                (tensors[f"gram/{number}/0"], tensors[f"gram/{number}/1"]) if f"gram/{number}/0" in tensors else None
+            )
+            stacks.pieces[name, block] = Piece(name, factors, each, [sides[0]], [sides[1]], bound, grams)
         indices = {group.name: tensors[f"permutation/{group.name}"] for group in graph.groups}
         weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
         permutation = Permutation(graph.fingerprint, indices)

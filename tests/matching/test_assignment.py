@@ -4,6 +4,7 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 
 from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
 
@@ -53,3 +54,16 @@ def test_nested_agrees_with_brute_force(seed: int) -> None:
         for a in range(blocks)
     )
     assert told == pytest.approx(best)  # the indices it returns reach the gain it claims
+
+
+@pytest.mark.parametrize("near", [0.0, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("size", [1, 2, 7, 60])
+def test_prices_change_no_solution(size: int, near: float) -> None:
+    generator = np.random.default_rng(size)
+    rows = generator.exponential(size=(size, 1)) ** 3  # uneven rows, as gradients have them
+    gains = rows * (generator.normal(size=(size, size)) + near * np.eye(size))
+    best = gains[linear_sum_assignment(gains, maximize=True)].sum()
+    index, gain = assign(gains)
+    assert sorted(index) == list(range(size))
+    assert gain == pytest.approx(best, rel=1e-12)
+    assert gain == pytest.approx(gains[np.arange(size), index].sum(), rel=1e-12)

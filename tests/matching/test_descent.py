@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.matching.descent import descend
+from hf_retarget.matching.descent import _Descent, descend
 from hf_retarget.matching.objective import Stacks
 
 
@@ -175,3 +175,67 @@ def test_normalised_tensors_count_alike(noise):
     for name, weight in normalised.weights().items():
         if name != "2.bias":  # pinned: no group acts on it
             assert weight * float(target[name].norm()) * float(source[name].norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+def deep(widths=(12, 40, 40, 40, 40, 40, 5)):
+    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1])
+    return model, rt.trace(model, torch.zeros(1, widths[0]))
+
+
+def test_the_guess_finds_at_once_what_a_blind_start_searches_for(noise):
+    model, graph = deep()
+    source = noise(model, 0)
+    planted = graph.random(1)
+    stacks = stacked(graph, graph.apply(planted, source), source)
+    guessed, blind = descend(stacks), descend(stacks, start=graph.identity())
+    assert guessed.permutation == planted
+    assert len(guessed.sweeps) == 1  # only to see that nothing is left to do
+    assert len(blind.sweeps) > 2
+
+
+def test_an_identity_that_is_better_than_the_guess_is_kept(network, noise):
+    model, graph, _ = network
+    source, disturbance = noise(model, 0), noise(model, 1)
+    target = {name: value + 3 * disturbance[name] for name, value in source.items()}
+    assert descend(stacked(graph, target, source)).objective >= inner(target, source) - 1e-3
+
+
+def test_products_that_are_corrected_equal_those_computed_anew(noise):
+    model, graph = deep()
+    stacks = stacked(graph, noise(model, 0), noise(model, 1))
+    descent = _Descent(stacks, graph.identity(), 0)
+    descent.run(100, 0.0)
+    corrected = 0
+    for number, known in enumerate(descent.known):
+        piece = descent.pieces[number]
+        for axes, gains in known.items():
+            outer = piece.factors[axes[0]].outer
+            anew = descent._product(piece, piece.target, descent.source[number], outer, axes)
+            assert gains == pytest.approx(anew, rel=1e-3, abs=1e-3)
+            corrected += 1
+    assert corrected >= len(graph)  # nothing was compared otherwise
+    assert stacks.pieces["0.weight", 0].source.equal(
+        stacked(graph, noise(model, 0), noise(model, 1)).pieces["0.weight", 0].source
+    )
+
+
+def test_an_outline_comes_first_and_the_end_is_exact(network, noise, monkeypatch):
+    model, graph, _ = network
+    monkeypatch.setattr("hf_retarget.matching.descent._COARSE_FROM", 0)
+    common = noise(model, 0), noise(model, 1)
+    stacks = Stacks(graph)
+    for step in range(8):
+        target, source = (
+            {name: value + 0.5 * noise(model, 10 + 2 * step + side)[name] for name, value in base.items()}
+            for side, base in enumerate(common)
+        )
+        stacks.add(target, source)
+    match = descend(stacks)
+    assert match.sweeps[0].coarse
+    assert not match.sweeps[-1].coarse
+    fine = [sweep.objective for sweep in match.sweeps if not sweep.coarse]
+    assert all(after >= before - 1e-4 for before, after in pairwise(fine))
+    assert match.objective == pytest.approx(_Descent(stacks, match.permutation, 0).objective(), rel=1e-6)
+    again = descend(stacks, start=match.permutation, coarse=False)
+    assert again.objective == pytest.approx(match.objective, rel=1e-5)  # a local optimum of the stacks themselves

@@ -145,3 +145,28 @@ def test_two_processes_find_the_same_permutation_as_one(tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
     one, two = ((tmp_path / f"{count}.safetensors").read_bytes() for count in "12")
     assert one == two
+
+
+def test_a_model_that_remembers_its_weights_is_asked_anew():
+    class Biased(nn.Module):
+        """Keeps what it computed from its weights while in evaluation mode, as LeViT does."""
+
+        def __init__(self):
+            super().__init__()
+            self.table, self.head, self.cache = nn.Parameter(torch.ones(4)), nn.Linear(4, 3), {}
+
+        def forward(self, x):
+            if "bias" not in self.cache:
+                self.cache["bias"] = self.table * 2
+            return self.head(x + self.cache["bias"])
+
+    torch.manual_seed(0)
+    model = Biased()
+    gradients = Gradients(model, nn.functional.cross_entropy)
+    batches = [(torch.randn(5, 4), torch.arange(5) % 3) for _ in range(2)]
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    first = gradients(weights, batches)
+    other = gradients(weights | {"table": torch.zeros(4)}, batches)
+    assert not model.cache
+    assert first["table"].any()
+    assert not torch.equal(first["head.weight"], other["head.weight"])
