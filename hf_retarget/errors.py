@@ -1,7 +1,10 @@
 """Everything that can go wrong for a reason the user can act on.
 
     RetargetError
-    ├── ModelError            a model reference that cannot be resolved or built
+    ├── ModelError            a model reference that cannot be resolved or built, or models that do not fit together
+    ├── DataError             images or labels that cannot be read, or do not fit the model
+    ├── RecipeError           a recipe with an unknown field or a value that cannot be
+    ├── PortError             a port that cannot start, go on or be saved
     ├── TraceError            a model that cannot be exported, or an example that does not fit it
     ├── RuleError             an operator rule that is malformed, or registered twice
     ├── MatchError            gradients, trajectories or options that cannot be matched
@@ -29,7 +32,19 @@ class RetargetError(Exception):
 
 
 class ModelError(RetargetError):
-    """A model reference could not be resolved or built."""
+    """A model reference could not be resolved or built, or models do not fit together."""
+
+
+class DataError(RetargetError):
+    """Images or labels cannot be read, or do not fit the model."""
+
+
+class RecipeError(RetargetError):
+    """A recipe has an unknown field or a value that cannot be."""
+
+
+class PortError(RetargetError):
+    """A port cannot start, go on or be saved."""
 
 
 class TraceError(RetargetError):

@@ -1,13 +1,15 @@
-"""Pico models and the two questions every graph test asks: which groups are there, and does the check pass?"""
+"""Pico models and the two questions every graph test asks: which groups are there, does the check pass? And a Hub."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from loopback_hub import Hub
 from torch import nn
 
 import hf_retarget as rt
@@ -45,6 +47,14 @@ def shapes() -> Callable[[rt.PermutationGraph], list[tuple[int, ...]]]:
 @pytest.fixture(scope="session")
 def verify() -> Verify:
     return verify_graph
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """An empty Hub on loopback with one user; clients are processes of their own: `hub.client(token=…).python(…)`."""
+    with Hub(tmp_path / "hub") as hub:
+        hub.add_user("ada")
+        yield hub
 
 
 @pytest.fixture(autouse=True)
