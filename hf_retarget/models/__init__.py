@@ -1,5 +1,18 @@
-"""References to models and how they are built."""
+"""References to models: how they are built, loaded, compared and saved."""
 
 from hf_retarget.models.build import empty_model, random_model
+from hf_retarget.models.checkpoint import Checkpoint
+from hf_retarget.models.compare import Comparison, compare, head_names
+from hf_retarget.models.load import load_checkpoint
+from hf_retarget.models.save import save_model
 
-__all__ = ["empty_model", "random_model"]
+__all__ = [
+    "Checkpoint",
+    "Comparison",
+    "compare",
+    "empty_model",
+    "head_names",
+    "load_checkpoint",
+    "random_model",
+    "save_model",
+]

@@ -1,0 +1,99 @@
+"""A checkpoint: the weights of one side of a port, and all that is known about the model they belong to."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_retarget.models.build import seeded, sized_model
+from hf_retarget.models.classifier import resize_classifier
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Weights as they are stored, with the architecture that they fit.
+
+    Example:
+        >>> tuned = load_checkpoint("tuned/")                      # doctest: +SKIP
+        >>> tuned.architecture, tuned.num_classes                  # doctest: +SKIP
+        ('resnet18', 200)
+        >>> model = tuned.build()                                  # doctest: +SKIP
+    """
+
+    reference: str
+    """As the user gave it."""
+    architecture: str
+    """A timm architecture without tag, `module:factory`, or the class name of a model given from Python."""
+    options: Mapping[str, Any]
+    """Constructor arguments, without `num_classes`."""
+    num_classes: int
+    labels: tuple[str, ...] | None
+    """Label names in the order of the classifier, if they are known."""
+    config: Mapping[str, Any] = field(repr=False)
+    """timm's configuration: input_size, mean, std, interpolation, crop_pct, classifier, license …"""
+    weights: dict[str, Tensor] = field(repr=False)
+    """The whole state dict, in the dtypes it is stored in."""
+    dtype: torch.dtype
+    """What most of the floating-point numbers are stored as."""
+    revision: str | None = None
+    """The commit, for models from the Hub."""
+    hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """From the names of the files that were read to their sha256."""
+    module: nn.Module | None = field(default=None, repr=False)
+    """The model itself, if it was given from Python and can only be copied."""
+
+    def build(self, num_classes: int | None = None, *, seed: int = 0) -> nn.Module:
+        """The model in float32 on the CPU, in evaluation mode, with these weights.
+
+        With another number of classes the classifier is new, and the seed decides about its weights.
+        """
+        wanted = self.num_classes if num_classes is None else num_classes
+        model = self._make(wanted, seed, empty=False).float()
+        room = model.state_dict()
+        fitting = {name: tensor for name, tensor in self.weights.items() if fits(tensor, room.get(name))}
+        model.load_state_dict(fitting, strict=False)
+        return model.requires_grad_(True).eval()
+
+    def skeleton(self, num_classes: int | None = None) -> nn.Module:
+        """The model without memory for its parameters: names and shapes only."""
+        return self._make(self.num_classes if num_classes is None else num_classes, seed=0, empty=True)
+
+    def in_float32(self) -> dict[str, Tensor]:
+        """The weights as they are computed with: half precision is only a way to store them."""
+        return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in self.weights.items()}
+
+    def _make(self, num_classes: int, seed: int, *, empty: bool) -> nn.Module:
+        if self.module is None:
+            return sized_model(self.architecture, num_classes, self.options, self.config, empty=empty, seed=seed)
+        with seeded(seed):
+            return resize_classifier(copy.deepcopy(self.module).cpu(), num_classes)
+
+
+def fits(tensor: Tensor, place: Tensor | None) -> bool:
+    """Whether a tensor has the shape of the place it is meant for.
+
+    Example:
+        >>> fits(torch.zeros(2), torch.zeros(3)), fits(torch.zeros(2), None)
+        (False, False)
+    """
+    return place is not None and place.shape == tensor.shape
+
+
+def most_common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The dtype that most of the floating-point numbers have.
+
+    Example:
+        >>> most_common_dtype({"w": torch.zeros(9, dtype=torch.float16), "b": torch.zeros(3)})
+        torch.float16
+    """
+    numbers: Counter[torch.dtype] = Counter()
+    for tensor in weights.values():
+        if tensor.is_floating_point():
+            numbers[tensor.dtype] += tensor.numel()
+    return numbers.most_common(1)[0][0] if numbers else torch.float32

@@ -1,0 +1,182 @@
+"""config.json as timm has it on the Hub: read into plain values, and written from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hf_retarget.errors import ModelError
+from hf_retarget.models.build import is_factory, known_to_timm
+
+CONFIG = "config.json"
+
+_ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
+"""Entries that are true of the weights timm has, not of any others of the same architecture."""
+
+_LABELS = ("label_names", "label_descriptions", "label_offset")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a model besides its weights; the fields are those of `Checkpoint`."""
+
+    architecture: str
+    options: Mapping[str, Any]
+    num_classes: int | None
+    labels: tuple[str, ...] | None
+    config: Mapping[str, Any]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json as a dictionary.
+
+    Example:
+        >>> read_config(Path("tuned/config.json"))["architecture"]      # doctest: +SKIP
+        'resnet18'
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read as JSON: {error}; save the model again") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"'{path}' holds a {type(config).__name__} instead of an object; save the model again")
+    return config
+
+
+def describe_config(raw: Mapping[str, Any], where: str, arch: str | None = None) -> Description:
+    """What a config.json says. `arch` overrules its architecture, and only that may be a `module:factory`.
+
+    Example:
+        >>> describe_config({"architecture": "resnet18", "num_classes": 10}, "tuned/").num_classes
+        10
+    """
+    if arch is None:
+        _check_format(raw, where)
+    nested = raw.get("pretrained_cfg", raw)  # long ago timm wrote both into one
+    if not isinstance(nested, dict) or not isinstance(raw.get("model_args") or {}, dict):
+        raise ModelError(f"config.json in '{where}' is malformed: pretrained_cfg and model_args must be objects")
+    options = dict(raw.get("model_args") or {})
+    classes = options.pop("num_classes", None)
+    classes = raw.get("num_classes", nested.get("num_classes", classes))
+    if classes is not None and (not isinstance(classes, int) or classes < 0):
+        raise ModelError(f"config.json in '{where}' has num_classes {classes!r}; it must be a whole number")
+    labels = _labels(raw) or _labels(nested)
+    config = {name: _frozen(value) for name, value in nested.items() if name not in _LABELS}
+    return Description(arch or raw["architecture"], options, classes, labels, _with_input(config, options))
+
+
+def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: bool) -> Description:
+    """What timm knows of a name, with or without tag; of a `module:factory`, only that it is one.
+
+    With `pretrained`, the weights are timm's own, and what it says about them (classes, licence, tag) is kept.
+
+    Example:
+        >>> describe_architecture("resnet18.a1_in1k", {}, pretrained=True).config["license"]
+        'apache-2.0'
+    """
+    if is_factory(name):
+        return Description(name, dict(options), None, None, {})
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    config = known.to_dict() if known else {}
+    labels = _labels(config) if pretrained else None
+    dropped = _LABELS if pretrained else (*_LABELS, *_ABOUT_WEIGHTS)
+    kept = {key: value for key, value in known_to_timm(config).items() if key not in dropped}
+    classes = config.get("num_classes") if pretrained else None
+    return Description(name.partition(".")[0], dict(options), classes, labels, _with_input(kept, options))
+
+
+def describe_module(model: nn.Module) -> dict[str, Any]:
+    """The configuration a model from Python carries, without what is true only of weights that timm has.
+
+    Example:
+        >>> describe_module(nn.Linear(2, 2))
+        {}
+    """
+    carried = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    if not isinstance(carried, dict):
+        return {}
+    return {key: value for key, value in known_to_timm(carried).items() if key not in (*_LABELS, *_ABOUT_WEIGHTS)}
+
+
+def compose_config(description: Description, model: nn.Module) -> dict[str, Any]:
+    """The config.json of a model, in the order timm writes it.
+
+    Example:
+        >>> compose_config(description, model)["architecture"]      # doctest: +SKIP
+        'resnet18'
+    """
+    nested = {key: value for key, value in known_to_timm(description.config).items() if key not in _LABELS}
+    nested.pop("architecture", None)
+    nested.update(num_classes=description.num_classes, custom_load=False)
+    if description.options.get("in_chans", 3) not in (1, 3):
+        nested["first_conv"] = None  # else timm takes the weights for those of an RGB model and draws new ones
+    config: dict[str, Any] = {"architecture": description.architecture, "num_classes": description.num_classes}
+    if isinstance(features := getattr(model, "num_features", None), int):
+        config["num_features"] = features
+    if isinstance(pool := getattr(model, "global_pool", None), str) and pool:
+        config["global_pool"] = pool
+    if description.labels:
+        config["label_names"] = list(description.labels)
+    if description.options:
+        config["model_args"] = dict(description.options)
+    config["pretrained_cfg"] = nested
+    return config
+
+
+def _check_format(raw: Mapping[str, Any], where: str) -> None:
+    """Refuse what is not timm's; other formats get their readers here."""
+    architecture = raw.get("architecture")
+    if not isinstance(architecture, str):
+        if "model_type" in raw or "architectures" in raw:
+            kind = raw.get("model_type") or raw["architectures"]
+            raise ModelError(
+                f"'{where}' holds a transformers model ({kind!r}), and only timm's models are read from folders; "
+                "load it with transformers and pass the torch.nn.Module to hf_retarget.port"
+            )
+        raise ModelError(f"config.json in '{where}' names no architecture; say which with --arch")
+    if is_factory(architecture):
+        # A configuration from somebody else must not decide which code is imported and called.
+        raise ModelError(
+            f"config.json in '{where}' names the code '{architecture}'; "
+            f"if you trust it, say --arch {architecture} yourself"
+        )
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Label names, as a list or by number; none if a number is missing or transformers made them up."""
+    names = config.get("label_names") or config.get("labels") or config.get("id2label")
+    if isinstance(names, dict):
+        try:
+            by_number = {int(number): name for number, name in names.items()}
+        except (TypeError, ValueError):
+            return None
+        if set(by_number) != set(range(len(by_number))):
+            return None
+        names = [by_number[number] for number in range(len(by_number))]
+    if not isinstance(names, (list, tuple)) or not names:
+        return None
+    labels = tuple(str(name) for name in names)
+    return None if labels == tuple(f"LABEL_{number}" for number in range(len(labels))) else labels
+
+
+def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the input that the constructor arguments ask for, which overrule it."""
+    channels, height, width = config.get("input_size") or (3, 224, 224)
+    size = options.get("img_size") or (height, width)
+    height, width = (size, size) if isinstance(size, int) else size
+    wanted = (options.get("in_chans") or channels, height, width)
+    if "input_size" in config and wanted != config["input_size"]:
+        return {**config, "input_size": wanted}
+    return config
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as the tuples they were, so that configurations can be compared."""
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

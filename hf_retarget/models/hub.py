@@ -1,0 +1,138 @@
+"""Models on the Hub: the files that are needed, in the client's cache, all of one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hf_retarget.errors import ModelError
+from hf_retarget.models.config import CONFIG
+from hf_retarget.models.read import INDEX, PICKLE, SAFE, pickle_only, shard_names
+
+_OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}
+"""Which files may hold the weights if one is not there."""
+
+
+def split_revision(reference: str) -> tuple[str, str | None]:
+    """A Hub reference as repository and revision.
+
+    Example:
+        >>> split_revision("hf-hub:org/name@v2"), split_revision("org/name")
+        (('org/name', 'v2'), ('org/name', None))
+    """
+    for scheme in ("hf-hub:", "hf_hub:", "hf://"):
+        reference = reference.removeprefix(scheme)
+    repository, _, revision = reference.partition("@")
+    return repository, revision or None
+
+
+def fetch_model(
+    repository: str, revision: str | None = None, *, config: bool = True, allow_pickle: bool = False, token: str | None
+) -> tuple[Path, str | None]:
+    """Download what is needed of a model, or find it in the cache; the folder it is in, and its commit.
+
+    Only the first file is asked for by branch or tag: the others come from the commit that was answered with.
+
+    Example:
+        >>> fetch_model("timm/resnet18.a1_in1k", token=None)      # doctest: +SKIP
+        (PosixPath('…/snapshots/491b427b…'), '491b427b…')
+    """
+    commit = None
+    if config:
+        found = _download(repository, CONFIG, revision, token)
+        if found is None:
+            raise ModelError(f"'{repository}' has no {CONFIG}, so it is no model of timm; say --arch for a local copy")
+        commit = _commit(found)
+    weights = _fetch_weights(repository, commit or revision, allow_pickle, token)
+    return _snapshot(weights), _commit(weights)
+
+
+def _fetch_weights(repository: str, revision: str | None, allow_pickle: bool, token: str | None) -> Path:
+    if found := _download(repository, SAFE, revision, token):
+        return found
+    if index := _download(repository, INDEX, revision, token):
+        for name in shard_names(index):
+            if _download(repository, name, _commit(index) or revision, token) is None:
+                raise ModelError(f"'{repository}' lacks '{name}', which its {INDEX} names")
+        return index
+    if allow_pickle and (found := _download(repository, PICKLE, revision, token)):
+        return found
+    if not allow_pickle and _is_there(repository, PICKLE, revision, token):
+        raise ModelError(pickle_only(repository, PICKLE))
+    raise ModelError(f"'{repository}' has no {SAFE}; give a repository with weights for timm")
+
+
+def _download(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:
+    """The file in the cache; nothing if the repository does not have it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
+    with _explained(repository, revision):
+        try:
+            return Path(hf_hub_download(repository, name, revision=revision, token=token))
+        except RemoteEntryNotFoundError:
+            return None
+        except LocalEntryNotFoundError as error:
+            if not _cached(repository, revision, *_OTHER_FORMS.get(name, ())):
+                raise ModelError(
+                    f"'{name}' of '{repository}' is not in the cache, and the Hub cannot be asked "
+                    "(offline, or no connection); download it once while there is a connection: "
+                    f"hf download {repository}{f' --revision {revision}' if revision else ''}"
+                ) from error
+            return None  # the cache has the weights in another form
+
+
+def _is_there(repository: str, name: str, revision: str | None, token: str | None) -> bool:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    if _cached(repository, revision, name):
+        return True
+    with _explained(repository, revision):
+        try:
+            get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), token=token)
+        except RemoteEntryNotFoundError:
+            return False
+    return True
+
+
+def _cached(repository: str, revision: str | None, *names: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return any(isinstance(try_to_load_from_cache(repository, name, revision=revision), str) for name in names)
+
+
+@contextmanager
+def _explained(repository: str, revision: str | None) -> Iterator[None]:
+    """Say what the client's errors mean. They share no root: some are those of the HTTP library itself."""
+    from huggingface_hub import errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # the HTTP library's, whichever it is
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"'{repository}' is gated: accept its terms on the Hub, then log in (hf auth login) or set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"there is no model '{repository}' on the Hub, or it is private; check the name, or log in (hf auth login)"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"'{repository}' has no revision '{revision}'; name a branch, a tag or a commit") from error
+    except errors.HFValidationError as error:
+        raise ModelError(
+            f"'{repository}' is neither a file or folder that exists nor a name the Hub could have: {error}"
+        ) from error
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, HTTPError) as error:
+        raise ModelError(f"the Hub could not be asked for '{repository}': {error}; try again later") from error
+
+
+def _snapshot(path: Path) -> Path:
+    return path.parent
+
+
+def _commit(path: Path) -> str | None:
+    folder = _snapshot(path)
+    return folder.name if folder.parent.name == "snapshots" else None

@@ -1,0 +1,163 @@
+"""Weights on disk: which files hold them, and what is in them. Safetensors; pickles only if asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_retarget.errors import ModelError
+from hf_retarget.files import load_tensors
+
+SAFE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".tar")
+SUFFIXES = (".safetensors", *PICKLES)
+
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
+"""Where training scripts put the weights among the rest; averaged weights first, as timm does."""
+
+
+def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> list[Path]:
+    """The files that hold the weights of a folder: one, the shards of an index, or, if asked for, a pickle.
+
+    Example:
+        >>> weight_files(Path("tuned"), "tuned")      # doctest: +SKIP
+        [PosixPath('tuned/model.safetensors')]
+    """
+    if (folder / SAFE).is_file():
+        return [folder / SAFE]
+    if (folder / INDEX).is_file():
+        return [folder / name for name in shard_names(folder / INDEX)]
+    safe = sorted(folder.glob("*.safetensors"))
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLES)
+    if len(safe) == 1:
+        return safe
+    if allow_pickle and pickles:
+        return [folder / PICKLE] if (folder / PICKLE) in pickles else pickles[:1]
+    if len(safe) > 1:
+        raise ModelError(
+            f"'{where}' holds several weight files ({', '.join(path.name for path in safe[:3])} …) and no {SAFE}; "
+            "name one of them, with --arch"
+        )
+    if pickles:
+        raise ModelError(pickle_only(where, pickles[0].name))
+    raise ModelError(f"'{where}' holds no weights: there is no {SAFE} in it")
+
+
+def pickle_only(where: str, name: str) -> str:
+    """The refusal of weights that could run code.
+
+    Example:
+        >>> pickle_only("org/model", "pytorch_model.bin").partition(",")[0]
+        "'org/model' has its weights only as a pickle ('pytorch_model.bin')"
+    """
+    return (
+        f"'{where}' has its weights only as a pickle ('{name}'), which can run code when it is read; "
+        "convert it to safetensors, or say --allow-pickle (only tensors are then read from it)"
+    )
+
+
+def shard_names(index: Path) -> list[str]:
+    """The files a model.safetensors.index.json names, each once, in order.
+
+    Example:
+        >>> shard_names(Path("large/model.safetensors.index.json"))      # doctest: +SKIP
+        ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"'{index}' cannot be read: {type(error).__name__}: {error}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"'{index}' names '{name}', which is no safetensors file beside it")
+    return names
+
+
+def read_weights(files: Iterable[Path], *, allow_pickle: bool = False) -> dict[str, Tensor]:
+    """All tensors of some files, in the dtypes they are stored in.
+
+    Example:
+        >>> read_weights([Path("tuned/model.safetensors")])["fc.bias"].dtype      # doctest: +SKIP
+        torch.float16
+    """
+    weights: dict[str, Tensor] = {}
+    for path in files:
+        if not path.is_file():
+            raise ModelError(f"the weights '{path}' are missing")
+        weights |= _read_safe(path) if path.suffix == ".safetensors" else _read_pickle(path, allow_pickle)
+    if not weights:
+        raise ModelError("there are no tensors in the weights")
+    return weights
+
+
+def hash_file(path: Path) -> str:
+    """The sha256 of a file.
+
+    Example:
+        >>> hash_file(Path("tuned/model.safetensors"))      # doctest: +SKIP
+        '9f86d0818…'
+    """
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def hash_tensors(weights: Mapping[str, Tensor]) -> str:
+    """The sha256 of names, dtypes, shapes and numbers, for weights that are in no file.
+
+    Example:
+        >>> hash_tensors({"w": torch.zeros(2)}) == hash_tensors({"w": torch.zeros(3)})
+        False
+    """
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read_safe(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_tensors(path)[0]
+    except OSError as error:
+        raise ModelError(
+            f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
+        ) from error
+
+
+def _read_pickle(path: Path, allowed: bool) -> dict[str, Tensor]:
+    if not allowed:
+        raise ModelError(pickle_only(str(path), path.name))
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        fact = str(error).partition("\n")[0]
+        raise ModelError(
+            f"'{path}' cannot be read as a pickle of tensors: {fact}; save only model.state_dict()"
+        ) from error
+    weights = _unwrap(content)
+    if weights is None:
+        raise ModelError(f"'{path}' holds no state dict; save model.state_dict(), as safetensors if possible")
+    return weights
+
+
+def _unwrap(content: Any) -> dict[str, Tensor] | None:
+    if not isinstance(content, Mapping):
+        return None
+    for wrapper in _WRAPPERS:
+        if isinstance(inner := content.get(wrapper), Mapping) and inner:
+            return _unwrap(inner)
+    tensors = {name: value.detach() for name, value in content.items() if isinstance(value, Tensor)}
+    return tensors or None

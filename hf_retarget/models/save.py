@@ -1,0 +1,91 @@
+"""A model as a folder that timm loads as it is: model.safetensors and config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_retarget.errors import ModelError
+from hf_retarget.files import atomic_path
+from hf_retarget.models.checkpoint import Checkpoint
+from hf_retarget.models.config import CONFIG, Description, compose_config
+from hf_retarget.models.fit import fit_weights
+from hf_retarget.models.read import SAFE
+
+
+def save_model(
+    folder: str | Path,
+    weights: Mapping[str, Tensor],
+    like: Checkpoint,
+    *,
+    num_classes: int | None = None,
+    labels: tuple[str, ...] | None = None,
+    dtype: torch.dtype | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write weights as a model of the same architecture as `like`, the same bytes for the same content.
+
+    Tensors are stored as `like` has them, or in `dtype`. `config` replaces entries of timm's configuration, such as
+    input_size. Label names are only written if they are given.
+
+    Example:
+        >>> save_model("ported/", weights, target, num_classes=200, labels=tuned.labels)      # doctest: +SKIP
+        >>> timm.create_model("local-dir:ported/", pretrained=True)                           # doctest: +SKIP
+    """
+    classes = like.num_classes if num_classes is None else num_classes
+    if labels is not None and len(labels) != classes:
+        raise ModelError(f"there are {len(labels)} label names for {classes} classes; give one for each, or none")
+    entries = {**like.config, **(config or {})}
+    model = replace(like, config=entries).skeleton(classes)
+    ordered = fit_weights(weights, model.state_dict(), str(folder), f"they are no weights of '{like.architecture}'")
+    stored = _distinct({name: _stored(name, tensor, like, dtype) for name, tensor in ordered.items()})
+    description = Description(like.architecture, like.options, classes, labels, entries)
+    text = json.dumps(compose_config(description, model), indent=2, ensure_ascii=False)
+    folder = Path(folder)
+    _write(folder, stored, text)
+    return folder
+
+
+def _stored(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | None) -> Tensor:
+    tensor = tensor.detach().cpu()
+    if not tensor.is_floating_point():
+        return tensor.contiguous()
+    known = like.weights.get(name)
+    wanted = dtype or (known.dtype if known is not None and known.is_floating_point() else like.dtype)
+    narrow = tensor.to(wanted)
+    if not torch.equal(tensor.isfinite(), narrow.isfinite()):
+        raise ModelError(
+            f"'{name}' has numbers up to {float(tensor.abs().max()):.3g}, too large for {wanted}; "
+            "save in float32 or bfloat16"
+        )
+    return narrow.contiguous()
+
+
+def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses tensors that share memory, as tied weights do: all but the first are copied."""
+    seen: set[int] = set()
+    distinct = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        distinct[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return distinct
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], config: str) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        with atomic_path(folder / SAFE) as temporary:
+            save_file(tensors, temporary, {"format": "pt"})  # transformers asks for the entry
+        with atomic_path(folder / CONFIG) as temporary:
+            temporary.write_text(config + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot write the model to '{folder}': {error}") from error
