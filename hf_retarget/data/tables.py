@@ -1,0 +1,179 @@
+"""Tables of images through `datasets`: from the Hub, from parquet and arrow files, or as Python has them already."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hf_retarget.data.labels import suggest
+from hf_retarget.data.options import DataOptions
+from hf_retarget.data.rows import TableRows
+from hf_retarget.data.source import SPLITS, Source
+from hf_retarget.errors import DataError
+
+IMAGE_COLUMNS = ("image", "img", "images", "picture", "photo")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
+KINDS = {".parquet": "parquet", ".arrow": "arrow"}
+
+
+def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
+    """A dataset of the Hub, `org/name` or `org/name@revision`.
+
+    Example:
+        >>> open_hub("uoft-cs/cifar10", DataOptions()).revision      # doctest: +SKIP
+    """
+    from datasets import load_dataset
+
+    name, _, revision = reference.partition("@")
+    asked = revision or options.revision
+    load = partial(load_dataset, name, name=options.config, revision=asked, token=token)
+    tables = _splits_of(_try(load, f"dataset '{name}' cannot be loaded from the Hub"))
+    return open_tables(name, tables, options, revision=_commit(tables) or asked)
+
+
+def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source:
+    """Parquet or arrow files, all of one kind, as one split.
+
+    Example:
+        >>> open_files([Path("a.parquet"), Path("b.parquet")], "letters", DataOptions())      # doctest: +SKIP
+    """
+    from datasets import load_dataset
+
+    kinds = {KINDS.get(path.suffix.casefold()) for path in paths}
+    kind = kinds.pop()
+    if kinds or kind is None:
+        raise DataError(f"'{name}' is not all parquet or all arrow files; choose files of one kind")
+    load = partial(load_dataset, kind, data_files=[str(path.resolve()) for path in paths])
+    return open_tables(name, _splits_of(_try(load, f"'{name}' cannot be read")), options)
+
+
+def open_table_folder(folder: Path, options: DataOptions) -> Source:
+    """A folder of parquet or arrow files whose names tell the splits, or one that `save_to_disk` wrote.
+
+    Example:
+        >>> sorted(open_table_folder(Path("cifar10"), DataOptions()).splits)      # doctest: +SKIP
+        ['test', 'train']
+    """
+    from datasets import load_dataset, load_from_disk
+
+    place = str(folder.resolve())
+    saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
+    # `datasets` would join them all; a README may say what belongs together.
+    if not saved and not (folder / "README.md").exists() and len(several := _datasets_in(folder)) > 1:
+        raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, several[:5]))}; give one of them")
+    load = partial(load_from_disk, place) if saved else partial(load_dataset, place, name=options.config)
+    return open_tables(folder.name, _splits_of(_try(load, f"'{folder}' cannot be read")), options)
+
+
+def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
+    """A dataset of the package: small, so it is read into memory, and nothing is written to a cache.
+
+    Example:
+        >>> from hf_retarget.data.embedded import EMBEDDED
+        >>> len(open_embedded("fashion-mnist", EMBEDDED["fashion-mnist"], DataOptions()).splits["train"]())
+        6000
+    """
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    from datasets import Dataset
+
+    tables = {path.stem: Dataset(pq.read_table(path)) for path in sorted(folder.glob("*.parquet"))}
+    return open_tables(name, tables, options)
+
+
+def open_tables(name: str, tables: Mapping[str, Any], options: DataOptions, *, revision: str | None = None) -> Source:
+    """Splits that are `datasets.Dataset` already.
+
+    Example:
+        >>> open_tables("pets", {"train": dataset}, DataOptions())      # doctest: +SKIP
+    """
+    splits = {split: partial(open_rows, table, options) for split, table in tables.items()}
+    return Source(name, splits, revision)
+
+
+def open_rows(table: Any, options: DataOptions) -> TableRows:
+    """Find the columns of images and of labels.
+
+    Example:
+        >>> open_rows(dataset, DataOptions(label_column="breed")).names      # doctest: +SKIP
+        ('beagle', 'boxer')
+    """
+    import datasets
+
+    table = table.with_format(None)
+    features = table.features
+    typed = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    raw = [name for name, feature in features.items() if _could_be_images(feature)]
+    image = _pick("image", options.image_column, list(features), [*typed, *raw], typed or raw, IMAGE_COLUMNS)
+    named = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+    plain = [name for name, feature in features.items() if _could_be_labels(feature) and name != image]
+    label = _pick("label", options.label_column, list(features), [*named, *plain], named or plain, LABEL_COLUMNS)
+    names = tuple(features[label].names) if label in named else None
+    return TableRows(table.cast_column(image, datasets.Image(decode=False)), image, label, names)
+
+
+def _pick(
+    kind: str, asked: str | None, columns: list[str], able: list[str], likely: list[str], usual: Sequence[str]
+) -> str:
+    """The column asked for if it is able to serve; else the only likely one, or the likely one with a usual name."""
+    option = f"'{kind}_column' (--data-{kind}-column)"
+    if asked is not None:
+        if asked not in columns:
+            raise DataError(f"there is no column '{asked}'; {suggest(asked, columns)}")
+        if asked not in able:
+            better = f"these could: {', '.join(map(repr, able))}" if able else "no other column does either"
+            raise DataError(f"column '{asked}' does not hold {kind}s; {better}")
+        return asked
+    if len(likely) == 1:
+        return likely[0]
+    if (column := next((name for name in usual if name in likely), None)) is not None:
+        return column
+    if not likely:
+        raise DataError(f"no column holds {kind}s; there are {', '.join(map(repr, columns))}")
+    raise DataError(f"several columns could hold {kind}s: {', '.join(map(repr, likely))}; choose one with {option}")
+
+
+def _could_be_images(feature: Any) -> bool:
+    """Encoded images of a file that does not say so: bytes, or bytes and a path."""
+    if isinstance(feature, dict):
+        return set(feature) == {"bytes", "path"}
+    return getattr(feature, "dtype", None) in ("binary", "large_binary")
+
+
+def _could_be_labels(feature: Any) -> bool:
+    dtype = str(getattr(feature, "dtype", ""))
+    return type(feature).__name__ == "Value" and dtype.startswith(
+        ("int", "uint", "float", "bool", "string", "large_st")
+    )
+
+
+def _datasets_in(folder: Path) -> list[str]:
+    """The folders that hold tables, but for those that are named like splits."""
+    files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
+    places = {path.parent.parent if path.parent.name.casefold() in SPLITS else path.parent for path in files}
+    return sorted(place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder))
+
+
+def _splits_of(loaded: Any) -> dict[str, Any]:
+    if isinstance(loaded, Mapping):
+        return dict(loaded)
+    return {str(loaded.split or "train"): loaded}
+
+
+def _commit(tables: Mapping[str, Any]) -> str | None:
+    """The commit that was downloaded: `datasets` names the folder in its cache after it."""
+    files = [Path(file["filename"]) for table in tables.values() for file in table.cache_files]
+    return next((file.parent.name for file in files if re.fullmatch("[0-9a-f]{40}", file.parent.name)), None)
+
+
+def _try(load: Callable[[], Any], failure: str) -> Any:
+    try:
+        return load()
+    except Exception as error:  # datasets raises its own, the Hub's, pyarrow's and the network's errors
+        told: BaseException = error
+        while type(told).__name__ == "DatasetGenerationError" and told.__cause__ is not None:
+            told = told.__cause__  # this one only says that there was an error
+        reason = " ".join(str(told).split()).rstrip(".") or type(told).__name__
+        raise DataError(f"{failure}: {reason[:500]}") from error

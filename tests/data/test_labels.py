@@ -1,0 +1,88 @@
+"""Labels become the numbers that the model knows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hf_retarget.data.division import Part
+from hf_retarget.data.labels import match_labels, number_labels, select_classes
+from hf_retarget.data.rows import ItemRows
+from hf_retarget.errors import DataError
+
+
+def rows(labels, names=None):
+    return ItemRows([None] * len(labels), labels, names)
+
+
+@pytest.mark.parametrize(
+    "labels", [[2, 0, 1], [2.0, 0.0, 1.0], [np.int64(2), np.uint8(0), 1], list(torch.tensor([2, 0, 1]))]
+)
+def test_numbers_of_all_kinds(labels):
+    names, numbers = number_labels({"train": rows(labels)})
+    assert names is None
+    assert numbers["train"].tolist() == [2, 0, 1]
+
+
+def test_names_are_sorted_and_shared_by_the_splits():
+    names, numbers = number_labels({"train": rows(["c", "a", "b"]), "test": rows(["b", "c"])})
+    assert names == ("a", "b", "c")
+    assert numbers["train"].tolist() == [2, 0, 1]
+    assert numbers["test"].tolist() == [1, 2]
+
+
+def test_splits_with_another_order_of_names_follow_the_first():
+    _, numbers = number_labels({"train": rows([0, 1], ("a", "b")), "test": rows([0, 1], ("b", "a"))})
+    assert numbers["test"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": rows([0, -1])}, r"'train', item 1: label -1 is out of range; it must be 0 or above"),
+        ({"train": rows([0, 2], ("a", "b"))}, r"label 2 is out of range; it must be 0 … 1, as there are 2 label names"),
+        ({"train": rows([0, None])}, r"None is not a label"),
+        ({"train": rows([0, float("nan")])}, r"nan is not a label"),
+        ({"train": rows([0, 0.5])}, r"0\.5 is not a label"),
+        ({"train": rows([0, [1, 2]])}, r"\[1, 2\] is not a label"),
+        ({"train": rows([0, "a"])}, r"'a' is not a label"),
+        ({"train": rows(["a", "b"]), "test": rows(["c"])}, r"'test' has labels that 'train' does not have: 'c'"),
+    ],
+)
+def test_labels_that_cannot_be(splits, message):
+    with pytest.raises(DataError, match=message):
+        number_labels(splits)
+
+
+def test_select_classes_by_number_and_with_a_hint():
+    assert select_classes(None, 4, ["3", "1"]).tolist() == [-1, 1, -1, 0]
+    with pytest.raises(DataError, match="no class 'Baq'; did you mean 'Bag'"):
+        select_classes(("Bag", "Coat"), 2, ["Baq"])
+    with pytest.raises(DataError, match="twice: 'Bag'"):
+        select_classes(("Bag", "Coat"), 2, ["Bag", "Bag"])
+
+
+def test_match_labels_tells_plain_names_from_exact_ones():
+    assert match_labels(("A", "a"), ["a", "A"]).tolist() == [1, 0]
+    assert match_labels(("t-shirt", "Dress"), ["dress", "T_shirt"]).tolist() == [1, 0]
+
+
+def test_match_labels_names_the_differences():
+    with pytest.raises(
+        DataError,
+        match=r"data \(2\) and of the model \(3\) differ: only the data has 'bee'; only the model has 'cat', 'dog'",
+    ):
+        match_labels(("ant", "bee"), ["cat", "ant", "dog"])
+
+
+def test_a_division_keeps_shares_and_order():
+    targets = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)
+    some, others = Part.of(targets).divided(20, "test", 0)
+    assert torch.bincount(some.targets).tolist() == [10, 6, 4]
+    assert sorted([*some.indices.tolist(), *others.indices.tolist()]) == list(range(100))
+    assert torch.equal(targets[some.indices], some.targets)
+    assert some.indices.tolist() == sorted(some.indices.tolist())
+    again, another = Part.of(targets).divided(20, "test", 0)[0], Part.of(targets).divided(20, "test", 1)[0]
+    assert torch.equal(some.indices, again.indices)
+    assert not torch.equal(some.indices, another.indices)

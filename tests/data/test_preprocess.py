@@ -1,0 +1,95 @@
+"""What a model gets to see is what timm would have shown it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_retarget.data import Preprocess
+from hf_retarget.errors import DataError
+
+
+@pytest.fixture
+def photo():
+    values = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_same_numbers_as_timm(photo, crop_mode, interpolation):
+    from timm.data import create_transform
+
+    config = {"crop_mode": crop_mode, "interpolation": interpolation, "crop_pct": 0.9, "mean": (0.4, 0.5, 0.6)}
+    expected = create_transform((3, 32, 32), std=(0.229, 0.224, 0.225), **config)(photo)
+    found = Preprocess.of({**config, "input_size": [3, 32, 32]}).transform()(photo)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.5])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("height", [28, 8])  # 8 / 0.95 is cut to 8, but 32 / 0.95 to 33
+def test_images_of_the_right_size_are_as_timm_makes_them(photo, crop_pct, channels, height):
+    from timm.data import create_transform
+
+    statistics = {"mean": (0.4,) * channels, "std": (0.3,) * channels, "interpolation": "bicubic"}
+    small = photo.resize((32, height)).convert("RGB" if channels == 3 else "L")
+    expected = create_transform((channels, height, 32), crop_pct=crop_pct, **statistics)(small)
+    found = Preprocess((channels, height, 32), **statistics, crop_pct=crop_pct).transform()(small)
+    assert torch.equal(found, expected)
+
+
+def test_a_batch_is_normalised_like_single_images(photo):
+    preprocess = Preprocess(input_size=(3, 32, 32))
+    pixels = torch.stack([preprocess.shape()(photo)] * 3)
+    assert torch.equal(preprocess.normalise(pixels)[2], preprocess.transform()(photo))
+
+
+def test_timm_pretrained_cfg_is_understood():
+    import timm
+
+    config = timm.create_model("test_vit").pretrained_cfg
+    preprocess = Preprocess.of(config)
+    resolved = timm.data.resolve_data_config(pretrained_cfg=config)
+    assert preprocess.input_size == resolved["input_size"]
+    assert preprocess.mean == resolved["mean"]
+    assert preprocess.std == resolved["std"]
+    assert preprocess.interpolation == resolved["interpolation"]
+    assert preprocess.crop_pct == resolved["crop_pct"]
+    assert preprocess.crop_mode == resolved["crop_mode"]
+
+
+def test_image_size_and_channels_override_the_config():
+    preprocess = Preprocess.of({"input_size": (3, 224, 224), "mean": (0.3, 0.4, 0.5)}, image_size=28, in_chans=1)
+    assert preprocess.input_size == (1, 28, 28)
+    assert preprocess.mean == pytest.approx((0.4,))
+    assert len(preprocess.std) == 1
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "LA"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gray_and_colour(mode, channels):
+    preprocess = Preprocess.of({}, image_size=8, in_chans=channels)
+    assert preprocess.transform()(Image.new(mode, (10, 10))).shape == (channels, 8, 8)
+
+
+def test_sixteen_bits_are_scaled_not_cut():
+    deep = Image.fromarray(np.full((8, 8), 128 * 256, np.uint16))
+    preprocess = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,), crop_pct=1.0)
+    assert preprocess.transform()(deep).mean() == pytest.approx(128 / 255, abs=0.01)
+
+
+def test_augmentation_changes_images(photo):
+    preprocess = Preprocess(input_size=(3, 32, 32))
+    augment = preprocess.transform(augment=True)
+    assert augment(photo).shape == (3, 32, 32)
+    assert not torch.equal(augment(photo), augment(photo))
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(DataError, match="5 channels"):
+        Preprocess.of({"input_size": (5, 8, 8)})
+    with pytest.raises(DataError, match="image_size is 0"):
+        Preprocess.of({}, image_size=0)
