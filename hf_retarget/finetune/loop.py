@@ -1,0 +1,229 @@
+"""The training loop: seeded at every step, so that it can stop and go on without leaving a trace in the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hf_retarget.errors import DataError, PortError
+from hf_retarget.finetune.checkpoint import CheckpointFile, Training
+from hf_retarget.finetune.freezing import frozen_parts
+from hf_retarget.finetune.options import TrainOptions
+from hf_retarget.finetune.recorder import TrajectoryRecorder
+from hf_retarget.matching.gradients import weights_hash
+from hf_retarget.progress import SILENT, Progress
+
+Batch = tuple[Any, Tensor]
+"""Inputs and labels."""
+
+
+class TrainSplit(Protocol):
+    """Images to train on: minibatch k depends on the seed and k alone."""
+
+    def __len__(self) -> int: ...
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        seed: int | None = None,
+        count: int | None = None,
+        augment: bool = False,
+        skip: int = 0,
+    ) -> Iterator[Batch]:
+        """Shuffled minibatches: `count` of them, from number `skip` on."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened: the loss of every step, the scores as (step, value), and the seconds it took, resumed or not."""
+
+    losses: tuple[float, ...]
+    scores: tuple[tuple[int, float], ...]
+    seconds: float
+
+
+def finetune(
+    model: nn.Module,
+    split: TrainSplit,
+    options: TrainOptions,
+    *,
+    accelerator: Accelerator | None = None,
+    progress: Progress = SILENT,
+    checkpoint: Path | None = None,
+    recorder: TrajectoryRecorder | None = None,
+    score: Callable[[nn.Module, int], float] | None = None,
+    workers: int = 0,
+) -> History:
+    """Train the model in place; options without steps and epochs train nothing.
+
+    With a `checkpoint` path the state is kept there, and a fine-tuning that was killed goes on to the very same
+    weights. Several processes all take the same steps: the result is that of one, and `score` may share its work.
+    With `workers` that many processes read the images.
+
+    Example:
+        >>> options = TrainOptions(steps=100, lr=0.05, evaluate_every=20)                   # doctest: +SKIP
+        >>> history = finetune(model, data.train, options, checkpoint=Path("state"))        # doctest: +SKIP
+    """
+    if not (options.steps or options.epochs):
+        return History((), (), 0.0)
+    if not len(split):
+        raise DataError("there are no images to train on; is the training split empty?")
+    steps = options.total_steps(len(split))
+    model.to(accelerator.device if accelerator else "cpu")
+    with _training(model, options.freeze) as still:
+        training = _begin(model, options, accelerator)
+        file = CheckpointFile(Path(checkpoint), _key(model, split, options)) if checkpoint else None
+        log = _Log.resume(file.load(training) if file else None, progress)
+        if accelerator is not None:
+            accelerator.wait_for_everyone()  # all have read the checkpoint before the main process writes the next
+        loading = {"workers": workers} if workers else {}  # a split need not know of workers
+        loop = _Loop(training, still, options, steps, log, accelerator, file, recorder, score, loading)
+        loop.run(split, progress)
+        training.optimizer.zero_grad()
+    return log.history()
+
+
+@dataclass(frozen=True)
+class _Loop:
+    training: Training
+    still: list[nn.Module]
+    """Modules that stay in evaluation mode."""
+    options: TrainOptions
+    steps: int
+    log: _Log
+    accelerator: Accelerator | None
+    file: CheckpointFile | None
+    recorder: TrajectoryRecorder | None
+    score: Callable[[nn.Module, int], float] | None
+    loading: dict[str, Any]
+
+    def run(self, split: TrainSplit, progress: Progress) -> None:
+        options, log = self.options, self.log
+        if self.recorder is not None:
+            self.recorder.start(self.training.model, log.step)
+        if self.score is not None and options.evaluate_every and not log.step:
+            log.scores.append((0, float(self.score(self.training.model, 0))))
+        left = self.steps - log.step
+        batches = split.batches(
+            options.batch_size, seed=options.seed, count=left, augment=options.augment, skip=log.step, **self.loading
+        )
+        for inputs, labels in progress.track(batches, "fine-tuning", left):
+            log.losses.append(self.take_step(inputs, labels))
+            self.keep()
+        if log.step < self.steps:
+            raise DataError(f"the training split gave {log.step} minibatches of the {self.steps} that were asked for")
+
+    def take_step(self, inputs: Any, labels: Tensor) -> float:
+        model, optimizer, scaler = self.training.model, self.training.optimizer, self.training.scaler
+        device = self.accelerator.device if self.accelerator else torch.device("cpu")
+        rate = self.options.learning_rate(self.log.step, self.steps)
+        model.train()
+        for module in self.still:
+            module.eval()
+        # Dropout depends on the seed and the step alone, not on what was drawn before.
+        torch.manual_seed((self.options.seed * 1_000_003 + self.log.step) % 2**63)
+        with self.accelerator.autocast() if self.accelerator else nullcontext():
+            output = model(inputs.to(device))
+            loss = cross_entropy(output, labels.to(device), label_smoothing=self.options.label_smoothing)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            where = f"the loss is {value} at step {self.log.step + 1} of {self.steps}"
+            raise PortError(f"{where}; lower lr (now {self.options.lr:g}), or set clip or warmup")
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if self.options.clip:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), self.options.clip)
+        scaler.step(optimizer)
+        scaler.update()
+        return value
+
+    def keep(self) -> None:
+        """After a step: record it, score it, and store all, in this order, so that a checkpoint knows of its score."""
+        model, step, options = self.training.model, self.log.step, self.options
+        last = step == self.steps
+        if self.recorder is not None:
+            (self.recorder.finish if last else self.recorder.record)(model, step)
+        if self.score is not None and _due(step, options.evaluate_every, last):
+            self.log.scores.append((step, float(self.score(model, step))))
+        main = self.accelerator is None or self.accelerator.is_main_process
+        if self.file is not None and main and _due(step, options.checkpoint_every, last):
+            self.file.save(self.training, asdict(self.log.history()))
+
+
+@dataclass
+class _Log:
+    losses: list[float]
+    scores: list[tuple[int, float]]
+    began: float
+
+    @classmethod
+    def resume(cls, facts: dict[str, Any] | None, progress: Progress) -> _Log:
+        if facts is None:
+            return cls([], [], time.monotonic())
+        progress.say(f"continuing the fine-tuning at step {len(facts['losses'])}")
+        scores = [(int(step), float(value)) for step, value in facts["scores"]]
+        return cls(list(facts["losses"]), scores, time.monotonic() - facts["seconds"])
+
+    @property
+    def step(self) -> int:
+        return len(self.losses)
+
+    def history(self) -> History:
+        return History(tuple(self.losses), tuple(self.scores), time.monotonic() - self.began)
+
+
+def _due(step: int, every: int, last: bool) -> bool:
+    return last or (every > 0 and step % every == 0)
+
+
+def _key(model: nn.Module, split: TrainSplit, options: TrainOptions) -> dict[str, Any]:
+    """All that the course of a fine-tuning depends on, as far as it is cheap to know."""
+    key = {"start": weights_hash(model.state_dict())[:20], "images": len(split), **asdict(options)}
+    del key["checkpoint_every"]
+    return key
+
+
+def _begin(model: nn.Module, options: TrainOptions, accelerator: Accelerator | None) -> Training:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: torch.optim.Optimizer
+    if options.optimizer == "adamw":
+        betas = (options.momentum, 0.999)
+        optimizer = torch.optim.AdamW(parameters, options.lr, betas, weight_decay=options.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(parameters, options.lr, options.momentum, weight_decay=options.weight_decay)
+    half = accelerator is not None and accelerator.mixed_precision == "fp16"
+    device = accelerator.device.type if accelerator else "cpu"
+    return Training(model, optimizer, torch.amp.GradScaler(device, enabled=half))
+
+
+@contextmanager
+def _training(model: nn.Module, freeze: tuple[str, ...]) -> Iterator[list[nn.Module]]:
+    """Frozen parts and seeded randomness, for the time of training only; gives the modules that are frozen."""
+    parameters, modules = frozen_parts(model, freeze)
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in parameters]
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        try:
+            yield modules
+        finally:
+            for parameter, wants in wanted:
+                parameter.requires_grad_(wants)
+            model.train()  # lets models drop what they keep for evaluation
+            for module, training in modes:
+                module.training = training

@@ -1,0 +1,129 @@
+"""Keeps the weights that a fine-tuning passes through, so that a port can follow the way it really took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from safetensors import SafetensorError
+from torch import nn
+
+from hf_retarget.errors import PortError, RetargetError
+from hf_retarget.files import atomic_path, save_tensors
+
+INDEX = "trajectory.json"
+
+
+class TrajectoryRecorder:
+    """Writes the weights to `folder` at the start, every few steps, and at the end.
+
+    It takes wrapped models (accelerate, DistributedDataParallel, torch.compile) as they are, and among several
+    processes only the first writes.
+
+    Example:
+        >>> recorder = TrajectoryRecorder("trajectory", every=10)          # doctest: +SKIP
+        >>> recorder.start(model)                                          # doctest: +SKIP
+        >>> for step, batch in enumerate(loader, 1):                       # doctest: +SKIP
+        ...     train(model, batch)
+        ...     recorder.record(model, step)
+        >>> recorder.finish(model, step)                                   # doctest: +SKIP
+        >>> CheckpointTrajectory(source, TrajectoryRecorder.load("trajectory"))      # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path, every: int = 10) -> None:
+        if every < 1:
+            raise RetargetError(f"a trajectory is recorded every 1, 2, … steps, not every {every}")
+        self.folder = Path(folder)
+        self.every = every
+        self._steps: list[int] = []
+
+    def start(self, model: nn.Module, step: int = 0) -> None:
+        """Begin at step 0, forgetting an earlier trajectory in the folder, or go on from a later step of it."""
+        if not _is_main_process():
+            return
+        earlier = _read_index(self.folder) if step and (self.folder / INDEX).exists() else []
+        self._steps = [each for each in earlier if each <= step]
+        if not self._steps:
+            self._write(model, step)
+
+    def record(self, model: nn.Module, step: int) -> None:
+        """Write the weights after this step if it is one of every few."""
+        if step % self.every == 0:
+            self.finish(model, step)
+
+    def finish(self, model: nn.Module, step: int) -> None:
+        """Write the weights after this step, the last one, whichever it is."""
+        if _is_main_process() and step not in self._steps:
+            self._write(model, step)
+
+    def callback(self) -> Any:
+        """A `transformers.TrainerCallback` that records while a `Trainer` trains.
+
+        Example:
+            >>> Trainer(model, args, callbacks=[recorder.callback()])      # doctest: +SKIP
+        """
+        try:
+            from transformers import TrainerCallback
+        except ImportError as error:
+            raise RetargetError(
+                "a callback needs transformers, which is not installed; pip install 'hf-retarget[transformers]'"
+            ) from error
+        recorder = self
+
+        class Callback(TrainerCallback):  # type: ignore[misc]  # transformers may be absent: a class without types
+            def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+                recorder.start(given["model"], state.global_step)
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+                recorder.record(given["model"], state.global_step)
+
+            def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+                recorder.finish(given["model"], state.global_step)
+
+        return Callback()
+
+    @staticmethod
+    def load(folder: str | Path) -> list[Path]:
+        """The files of a trajectory in order, without the start: the checkpoints of a `CheckpointTrajectory`."""
+        paths = [_path(Path(folder), step) for step in _read_index(Path(folder))[1:]]
+        if not paths:
+            raise PortError(f"the trajectory in '{folder}' ends where it starts; train for at least one step")
+        for path in paths:
+            if not path.exists():
+                raise PortError(f"'{path}' is listed in {INDEX} but is not there; record the trajectory again")
+        return paths
+
+    def _write(self, model: nn.Module, step: int) -> None:
+        weights = extract_model_from_parallel(model, keep_torch_compile=False).state_dict()
+        path = _path(self.folder, step)
+        steps = sorted([*self._steps, step])
+        try:
+            # Copies, because tied weights share memory, which safetensors refuses.
+            save_tensors(path, {name: value.detach().cpu().clone() for name, value in weights.items()}, {"step": step})
+            with atomic_path(self.folder / INDEX) as temporary:  # after the weights: what it lists is there
+                temporary.write_text(json.dumps({"every": self.every, "steps": steps}) + "\n", encoding="utf-8")
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot record step {step} in '{path}': {error}") from error
+        self._steps = steps
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.safetensors"
+
+
+def _read_index(folder: Path) -> list[int]:
+    """The recorded steps in order, the start first."""
+    try:
+        return sorted(int(step) for step in json.loads((folder / INDEX).read_text(encoding="utf-8"))["steps"])
+    except FileNotFoundError as error:
+        raise PortError(f"there is no trajectory in '{folder}' (no {INDEX}); was it recorded there?") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PortError(f"cannot read '{folder / INDEX}': {error}; record the trajectory again") from error
+
+
+def _is_main_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
