@@ -1,0 +1,178 @@
+"""One option of a recipe: its type, default, help and limits, read from a dataclass, and the values it accepts."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hf_retarget.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Field:
+    """One option, declared once; recipes, the command line and the documentation derive from it.
+
+    Example:
+        >>> steps = Field("port", "steps", int, default=10, help="number of steps", least=1)
+        >>> steps.key, steps.flag(), steps.read(5)
+        ('port.steps', '--steps', 5)
+        >>> steps.read("many")
+        Traceback (most recent call last):
+        hf_retarget.errors.RecipeError: port.steps is 'many', but must be a whole number, at least 1
+    """
+
+    section: str
+    name: str
+    type: type
+    """str, int, float, bool, or tuple for a list of texts."""
+    optional: bool = False
+    """Whether null is a value."""
+    default: Any = None
+    help: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Section and name, as in `port.steps`."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def words(self) -> str:
+        """What a value must be, in words."""
+        words = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
+        limits = {word: getattr(self, name) for name, (word, _) in _LIMITS.items()}
+        words += "".join(f", {word} {limit:g}" for word, limit in limits.items() if limit is not None)
+        return words + (", or null" if self.optional else "")
+
+    def flag(self, plain: str = "port") -> str:
+        """The option on the command line; those of the section `plain` go without a prefix."""
+        name = self.name if self.section == plain else f"{self.section}-{self.name}"
+        return "--" + name.replace("_", "-")
+
+    def read(self, value: Any) -> Any:
+        """The value in the type of this field; a RecipeError says what is wrong with it."""
+        if value is None and self.optional:
+            return None
+        try:
+            read = _READERS[self.type](value)
+            if (self.choices and read not in self.choices) or not self._within(read):
+                raise ValueError
+        except ValueError:
+            hint = nearest(value, self.choices)
+            if self.type in (str, tuple) and not self.choices and value is not None:
+                hint = "; put it in quotes" if self.type is str else "; put each in quotes"
+            raise RecipeError(f"{self.key} is {value!r}, but must be {self.words}{hint}") from None
+        return read
+
+    def parse(self, text: str) -> Any:
+        """The value of a text from the command line, where `none` stands for null."""
+        if self.optional and text.lower() == "none":
+            return None
+        if self.type is int and text.removeprefix("-").isdecimal():
+            return self.read(int(text))
+        return self.read(text)
+
+    def _within(self, value: Any) -> bool:
+        limits = [(getattr(self, name), holds) for name, (_, holds) in _LIMITS.items()]
+        return all(holds(value, limit) for limit, holds in limits if limit is not None)
+
+
+def fields_of(options: type, section: str) -> tuple[Field, ...]:
+    """The fields of an options dataclass, whose metadata hold `help`, and if need be `choices` and limits.
+
+    Example:
+        >>> from hf_retarget.recipe.options import PortOptions
+        >>> [field.name for field in fields_of(PortOptions, "port")][:3]
+        ['method', 'trajectory', 'steps']
+    """
+    return _fields_of(options, section)
+
+
+@cache
+def _fields_of(options: Any, section: str) -> tuple[Field, ...]:
+    hints = get_type_hints(options)
+    found = []
+    for each in fields(options):
+        kind, optional, literals = _resolve(hints[each.name])
+        limits = {name: each.metadata.get(name) for name in _LIMITS}
+        choices = tuple(each.metadata.get("choices", literals))
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        found.append(Field(section, each.name, kind, optional, default, each.metadata["help"], choices, **limits))
+    return tuple(found)
+
+
+def _resolve(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
+    # `int | None` → (int, True, ()); Literal["a", "b"] → (str, False, ("a", "b")); tuple[str, ...] → (tuple, False, ())
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        (inner,) = (each for each in arguments if each is not NoneType)
+        kind, _, choices = _resolve(inner)
+        return kind, True, choices
+    if origin is Literal:
+        return str, False, arguments
+    return origin or hint, False, ()
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """The end of a message about a wrong name: the one that was probably meant, or nothing.
+
+    Example:
+        >>> nearest("stpes", ["steps", "seed"])
+        "; did you mean 'steps'?"
+    """
+    found = difflib.get_close_matches(str(name), list(names), n=1)
+    return f"; did you mean '{found[0]}'?" if found else ""
+
+
+def _read_exactly(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:  # not isinstance: True is no number
+            raise ValueError
+        return value
+
+    return read
+
+
+def _read_number(value: Any) -> float:
+    # YAML 1.1 takes 1e-4, without a dot, for a text.
+    if type(value) not in (int, float, str) or not math.isfinite(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def _read_texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ValueError
+    return tuple(value)
+
+
+_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+}
+_READERS: dict[type, Callable[[Any], Any]] = {
+    str: _read_exactly(str),
+    int: _read_exactly(int),
+    bool: _read_exactly(bool),
+    float: _read_number,
+    tuple: _read_texts,
+}
+_WORDS: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    bool: "true or false",
+    float: "a number",
+    tuple: "a list of texts",
+}

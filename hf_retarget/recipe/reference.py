@@ -1,0 +1,55 @@
+"""The tables of docs/recipes.md, written from the recipes and their fields: python -m hf_retarget.recipe.reference."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from hf_retarget.files import atomic_path
+from hf_retarget.recipe.field import Field
+from hf_retarget.recipe.load import load_recipe, preset_names, recipe_names
+from hf_retarget.recipe.recipe import SECTIONS, fields
+
+_BETWEEN = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
+
+
+def describe_recipes() -> str:
+    """The recipes that come with the package, and every field, as Markdown.
+
+    Example:
+        >>> "| `port.steps` | `--steps` |" in describe_recipes()
+        True
+    """
+    lines = ["## Recipes", "", "| recipe | what it is | presets |", "|---|---|---|"]
+    for name in recipe_names():
+        presets = ", ".join(f"`{preset}`" for preset in preset_names(name)) or "–"
+        lines.append(f"| `{name}` | {load_recipe(name).description} | {presets} |")
+    for section in SECTIONS:
+        lines += ["", f"## `{section}:`", "", "| field | option | value | default | meaning |", "|---|---|---|---|---|"]
+        lines += [_row(field) for field in fields() if field.section == section]
+    return "\n".join(lines) + "\n"
+
+
+def _row(field: Field) -> str:
+    flag = field.flag()
+    option = f"`{flag}`, `--no-{flag.removeprefix('--')}`" if field.type is bool else f"`{flag}`"
+    default = "–" if field.default in (None, "", ()) else f"`{str(field.default).lower()}`"
+    return f"| `{field.key}` | {option} | {field.words} | {default} | {field.help} |"
+
+
+def renew(page: str) -> str:
+    """A page with its tables as they are now.
+
+    Example:
+        >>> "rusty" in renew("<!-- tables -->\\nrusty\\n<!-- end of tables -->\\n")
+        False
+    """
+    return _BETWEEN.sub(lambda found: f"{found[1]}\n{describe_recipes()}\n{found[2]}", page)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/recipes.md")
+    page = renew(path.read_text(encoding="utf-8"))
+    with atomic_path(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
