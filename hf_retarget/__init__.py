@@ -5,16 +5,21 @@ import hf_retarget as rt
 graph = rt.trace(model)             # which axes may be permuted together
 rt.check(model, graph).verdict      # ... and the proof that the function stays the same
 rt.match(graph, target, source)     # the permutation that best maps one set of weights onto another
+
+rt.port("old/", "tuned/", "new/", data="cub").save("ported/")      # all of it
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hf_retarget.errors import (
+    DataError,
     GraphMismatchError,
     MatchError,
     ModelError,
     PermutationError,
+    PortError,
+    RecipeError,
     RetargetError,
     RuleError,
     TensorMismatchError,
@@ -22,11 +27,15 @@ from hf_retarget.errors import (
 )
 
 if TYPE_CHECKING:
+    from hf_retarget.finetune.recorder import TrajectoryRecorder
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
     from hf_retarget.graph.check import CheckResult, Control, check
     from hf_retarget.graph.trace import trace
     from hf_retarget.matching.descent import Match
     from hf_retarget.matching.methods import match
+    from hf_retarget.pipeline.port import port
+    from hf_retarget.pipeline.result import PortResult
+    from hf_retarget.recipe import Recipe, load_recipe
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
 _LAZY = {
@@ -35,7 +44,11 @@ _LAZY = {
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
     "Match": "hf_retarget.matching.descent",
+    "PortResult": "hf_retarget.pipeline.result",
+    "TrajectoryRecorder": "hf_retarget.finetune.recorder",
+    **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
     "match": "hf_retarget.matching.methods",
+    "port": "hf_retarget.pipeline.port",
     "trace": "hf_retarget.graph.trace",
 }
 
@@ -52,6 +65,7 @@ __all__ = [
     "Axis",
     "CheckResult",
     "Control",
+    "DataError",
     "GraphMismatchError",
     "Group",
     "Match",
@@ -61,12 +75,19 @@ __all__ = [
     "PermutationError",
     "PermutationGraph",
     "PinnedAxis",
+    "PortError",
+    "PortResult",
+    "Recipe",
+    "RecipeError",
     "RetargetError",
     "RuleError",
     "TensorMismatchError",
     "TraceError",
+    "TrajectoryRecorder",
     "UnknownOperator",
     "check",
+    "load_recipe",
     "match",
+    "port",
     "trace",
 ]

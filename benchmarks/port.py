@@ -1,0 +1,77 @@
+"""Where the time of a port goes: gradients, matching, BatchNorm, evaluation; and its peak memory.
+
+    python benchmarks/port.py                              # FGMT, ResNet-18, 64 px, batches of 64, T = 10
+    python benchmarks/port.py --model test_vit --size 160 --steps 5
+
+Two freshly initialised networks are trained for a few steps on six kinds of the embedded images, the first is
+fine-tuned on the other four, and that is ported to the second, without controls. The head policy is `zero`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+import timm
+import torch
+from torch import nn
+
+import hf_retarget as rt
+from hf_retarget.data import DataOptions, Preprocess, load_data
+from hf_retarget.pipeline.train import train
+
+DATA = "fashion-mnist"
+
+
+def make_base(name: str, size: int, seed: int) -> nn.Module:
+    """A network with random weights that expects colour images of this size."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        images = {"input_size": (3, size, size), "crop_pct": 1.0}
+        model: nn.Module = timm.create_model(name, num_classes=6, pretrained_cfg_overlay=images)
+    return model
+
+
+@click.command(help=__doc__)
+@click.option("--model", default="resnet18", show_default=True)
+@click.option("--size", default=64, show_default=True, help="Of the images, in pixels.")
+@click.option("--batch", default=64, show_default=True)
+@click.option("--steps", default=10, show_default=True)
+@click.option("--grad-batches", default=10, show_default=True, help="640 images behind a gradient, as in the paper.")
+@click.option("--method", default="fgmt", show_default=True)
+@click.option("--training", default=20, show_default=True, help="Steps of training for each of the three models.")
+def main(model: str, size: int, batch: int, steps: int, grad_batches: int, method: str, training: int) -> None:
+    """Port once and print the seconds by stage."""
+    preprocess = Preprocess((3, size, size), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
+    names = load_data(DATA, DataOptions(), preprocess).labels or ()
+    recipe = rt.load_recipe(DATA).override(
+        **{"finetune.steps": training, "finetune.lr": 0.05, "finetune.batch_size": batch, "data.image_size": size}
+    )
+    old_task, new_task = (recipe.override(**{"data.classes": some}) for some in (names[:6], names[6:]))
+    with tempfile.TemporaryDirectory() as folder:
+        old, new, tuned = (Path(folder) / side for side in ("old", "new", "tuned"))
+        for seed, out in enumerate((old, new)):
+            train(make_base(model, size, seed), recipe=old_task, out=out, head="keep")
+        train(old, recipe=new_task, out=tuned, head="zero")
+        overrides = {
+            "port.method": method,
+            "port.steps": steps,
+            "port.batch_size": batch,
+            "port.grad_batches": grad_batches,
+            "port.bn_batches": 4,
+            "port.control": "none",
+            "finetune.steps": 0,
+        }
+        result = rt.port(old, tuned, new, recipe=new_task, overrides=overrides)
+    seconds: dict[str, float] = result.figures["seconds"]
+    print(f"{method}, {model}, {size} px, {grad_batches} batches of {batch} a gradient, T = {steps}, ", end="")
+    print(f"{torch.get_num_threads()} threads")
+    for stage, spent in seconds.items():
+        print(f"{stage:12} {spent:8.1f} s  {spent / sum(seconds.values()):6.1%}")
+    print(f"matching takes {seconds['matching'] / seconds['gradients']:.1%} of the time of the gradients")
+    print(f"peak memory {result.figures['peak_memory'] / 2**20:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

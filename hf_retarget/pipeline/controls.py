@@ -1,0 +1,154 @@
+"""What a port is compared with: naive, the bases as they are, and plain fine-tuning at the same price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from hf_retarget.errors import PortError
+from hf_retarget.evaluate import Score
+from hf_retarget.finetune.loop import finetune
+from hf_retarget.finetune.options import TrainOptions
+from hf_retarget.pipeline.judge import Judge
+from hf_retarget.pipeline.pose import Task, count_gradients
+from hf_retarget.pipeline.steps import Walk, walk
+from hf_retarget.recipe import Recipe
+
+_POINTS = 5  # of a validation curve, if the recipe does not say how often to evaluate
+_CHECKPOINTS = 5
+
+Curve = tuple[tuple[int, float], ...]
+"""(gradients of a minibatch so far, accuracy on validation)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Everything that was measured on the test images, and the weights that the port ends with."""
+
+    weights: dict[str, Tensor] = field(repr=False)
+    scores: dict[str, Score] = field(repr=False)
+    """By name: port, naive, control, base, tuned, tuned_target, finetuned; those that there are."""
+    naive: Walk | None
+    gradients: int
+    """Gradients of a minibatch that the port took, on both sides together."""
+    control_steps: int
+    """Steps of plain fine-tuning at the same price, that of the fine-tuning after the port included."""
+    curves: dict[str, Curve]
+    notes: tuple[str, ...]
+
+
+def measure(task: Task, judge: Judge, found: Walk, recipe: Recipe, work: Path | None = None) -> Measured:
+    """Fine-tune the ported model on if the recipe says so, and score it and all it is compared with on the test images.
+
+    Example:
+        >>> measured = measure(task, judge, found, recipe)                       # doctest: +SKIP
+        >>> measured.scores["port"].top1 - measured.scores["control"].top1       # doctest: +SKIP
+        0.083
+    """
+    return _Measuring(task, judge, found, recipe, work).run()
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    task: Task
+    judge: Judge
+    found: Walk
+    recipe: Recipe
+    work: Path | None
+    scores: dict[str, Score] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> Measured:
+        inputs, control = self.judge.inputs, self.recipe.port.control
+        weights = self.found.best.weights
+        self._score("port", lambda: self.judge.load(weights))
+        tuned_on = self._train("finetuned", weights, self.recipe.finetune, self._gradients)
+        naive = None
+        if control != "none":
+            naive = self._naive()
+            self._score("tuned", lambda: self.judge.load(inputs.tuned.in_float32()))
+            self._score("base", lambda: self.judge.load(inputs.heads.target))
+        real = inputs.tuned_target
+        if real is not None:
+            self._score("tuned_target", lambda: self.judge.load(real.in_float32()))
+        if control == "full":
+            self._train("control", inputs.heads.target, self._control_options(), 0)
+        return Measured(
+            weights=tuned_on or weights,
+            scores=self.scores,
+            naive=naive,
+            gradients=self._gradients,
+            control_steps=self._control_options().steps if control == "full" else 0,
+            curves=self.curves,
+            notes=tuple(self.notes),
+        )
+
+    def _score(self, name: str, load: Callable[[], None]) -> None:
+        load()
+        self.scores[name] = self.judge.score(self.judge.inputs.data.test)
+
+    def _naive(self) -> Walk | None:
+        if self.task.method == "naive" and self.task.permutation is None:
+            self.scores["naive"] = self.scores["port"]
+            return self.found
+        found = walk(Task(self.task.problem, "naive"), self.judge, doing="porting naively")
+        self._score("naive", lambda: self.judge.load(found.best.weights))
+        return found
+
+    @property
+    def _gradients(self) -> int:
+        steps = 0 if self.task.permutation is not None else len(self.found.history)
+        return count_gradients(self.task.method, steps, self.recipe.port.grad_batches)
+
+    def _control_options(self) -> TrainOptions:
+        """Plain fine-tuning on as many images as the port and the fine-tuning after it see."""
+        options, size = self.recipe.finetune, self.recipe.port.batch_size
+        after = options.total_steps(len(self.judge.inputs.data.train)) * options.batch_size
+        return replace(options, steps=self._gradients + -(-after // size), epochs=0.0, batch_size=size)
+
+    def _train(
+        self, name: str, weights: dict[str, Tensor], options: TrainOptions, spent: int
+    ) -> dict[str, Tensor] | None:
+        """Train from these weights, score the result, and keep its curve; None if nothing was to be done, or it failed.
+
+        A loss that is not a number is a fact about a learning rate, and no reason to lose a port.
+        """
+        judge, data = self.judge, self.judge.inputs.data
+        steps = options.total_steps(len(data.train))
+        judge.load(weights)
+        if not steps:
+            if name == "control":
+                self.notes.append("no control: this port took no gradients, so plain fine-tuning had none to take")
+            return None
+        options = replace(
+            options,
+            evaluate_every=options.evaluate_every or -(-steps // _POINTS),
+            checkpoint_every=options.checkpoint_every or -(-steps // _CHECKPOINTS),
+        )
+
+        def score(model: nn.Module, step: int) -> float:
+            return judge.score(data.validation).top1
+
+        try:
+            with judge.clock.stage(name):
+                history = finetune(
+                    judge.model,
+                    data.train,
+                    options,
+                    accelerator=judge.accelerator,
+                    progress=judge.progress,
+                    checkpoint=self.work / f"{name}.safetensors" if self.work else None,
+                    score=score,
+                    workers=judge.workers,
+                )
+        except PortError as error:
+            self.notes.append(f"{'plain' if name == 'control' else 'further'} fine-tuning failed: {error}")
+            judge.progress.say(self.notes[-1])
+            return None
+        self.curves[name] = tuple((spent + step, value) for step, value in history.scores)
+        self.scores[name] = judge.score(data.test)
+        return judge.weights()

@@ -1,0 +1,115 @@
+"""What a port would do, and what it would cost: sizes, groups, memory, gradients, time. Nothing is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_retarget.pipeline.inputs import Inputs, Reference
+from hf_retarget.pipeline.pose import Task, count_gradients
+from hf_retarget.pipeline.prepare import prepare
+from hf_retarget.pipeline.start import doing
+from hf_retarget.recipe import PortOptions
+
+FORMAT = "hf-retarget/plan/1"
+
+_FORWARD = 1 / 3
+"""What a forward pass costs, in gradients of as many images."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a port would do."""
+
+    architecture: str
+    parameters: int
+    classes: int
+    head: str
+    why: str
+    groups: int
+    held: tuple[str, ...]
+    data: str
+    images: Mapping[str, int]
+    method: str
+    steps: int
+    gradients: int
+    """Gradients of a minibatch, on both sides together."""
+    control_steps: int
+    finetune_steps: int
+    compressed: bool
+    memory: int
+    """Bytes for weights, gradients and stacks; what goes through the model at once comes on top."""
+    seconds: float
+    """Estimated from one gradient of a minibatch, without the search for permutations."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return {"format": FORMAT, **vars(self), "held": list(self.held), "notes": list(self.notes)}
+
+
+def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any = None, **options: Any) -> Plan:
+    """Load and check everything as a port would, time one gradient, and stop there; the arguments are those of `port`.
+
+    Example:
+        >>> plan("old/", "tuned/", "new/", "cub").gradients      # doctest: +SKIP
+        150
+    """
+    prepared = prepare(src_base, src_ft, new_base, data, **options)
+    recipe, inputs, derived, task = prepared.recipe, prepared.inputs, prepared.derived, prepared.task
+    with doing(prepared.judge.progress, "timing one gradient"):
+        each = _time_gradient(task) / recipe.port.grad_batches
+    method = "naive" if task.permutation else task.method
+    gradients = count_gradients(method, task.steps, recipe.port.grad_batches)
+    after = recipe.finetune.total_steps(len(inputs.data.train))
+    extra = -(-after * recipe.finetune.batch_size // recipe.port.batch_size)
+    control = gradients + extra if recipe.port.control == "full" else 0
+    return Plan(
+        architecture=inputs.target.architecture,
+        parameters=_size(inputs),
+        classes=inputs.classes,
+        head=inputs.heads.policy,
+        why=inputs.heads.why,
+        groups=len(derived.graph.groups),
+        held=derived.held,
+        data=inputs.data.name,
+        images={name: len(getattr(inputs.data, name)) for name in ("train", "validation", "test")},
+        method=method,
+        steps=task.steps,
+        gradients=gradients,
+        control_steps=control,
+        finetune_steps=after,
+        compressed=task.problem.options.compression is not None,
+        memory=_memory(inputs, task),
+        seconds=each * (gradients + control + extra + _FORWARD * _forwards(inputs, recipe.port, task.steps)),
+        notes=(*inputs.comparison.notes, *inputs.data.notes),
+    )
+
+
+def _size(inputs: Inputs) -> int:
+    return sum(inputs.heads.target[name].numel() for name in inputs.names)
+
+
+def _time_gradient(task: Task) -> float:
+    began = time.perf_counter()
+    task.problem.gradient_at(task.problem.target, 1)
+    return time.perf_counter() - began
+
+
+def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
+    """Forward passes of a minibatch: for BatchNorm and validation at each step, and for the tests at the end."""
+    data, walks = inputs.data, 1 if options.control == "none" else 2
+    per_step = options.bn_batches + len(data.validation) / options.batch_size
+    tests = {"none": 1, "naive": 4, "full": 5}[options.control]
+    return walks * steps * per_step + tests * len(data.test) / options.batch_size
+
+
+def _memory(inputs: Inputs, task: Task) -> int:
+    """Three checkpoints, model, ported weights and best step; two gradients and their sums in float64; the stacks."""
+    size = _size(inputs)
+    compression = task.problem.options.compression
+    kept = 2 * (compression.sizes if compression else task.steps) * size * 4
+    taking = task.permutation is None and count_gradients(task.method, 1, 1) > 0
+    return int(6 * size * 4 + (2 * size * 4 + size * 8 + kept if taking else 0))

@@ -1,0 +1,198 @@
+"""The port: load, trace, match along the trajectory, transplant, reset BatchNorm, evaluate, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from hf_retarget.errors import PortError
+from hf_retarget.graph import Permutation
+from hf_retarget.matching.gradients import weights_hash
+from hf_retarget.models.read import hash_file
+from hf_retarget.pipeline.controls import measure
+from hf_retarget.pipeline.document import compose_document
+from hf_retarget.pipeline.inputs import Reference
+from hf_retarget.pipeline.pose import Checkpoints, find_checkpoints
+from hf_retarget.pipeline.prepare import Prepared, prepare
+from hf_retarget.pipeline.result import PortResult
+from hf_retarget.pipeline.steps import PROGRESS, Diary, walk
+from hf_retarget.pipeline.workplace import Workplace
+from hf_retarget.progress import SILENT, Progress
+from hf_retarget.recipe import Recipe
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class PortPlace(Workplace):
+    """Where an unfinished port is kept; there is something to go on from as soon as one step is finished."""
+
+    @property
+    def state(self) -> Path:
+        """The file that says how far it has come."""
+        return self.hidden / PROGRESS
+
+
+def port(
+    src_base: Reference,
+    src_ft: Reference,
+    new_base: Reference,
+    data: Any = None,
+    *,
+    recipe: Recipe | str | Path | None = None,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    permutation: Permutation | str | Path | None = None,
+    tuned_target: Reference | None = None,
+    initial_head: str | Path | Mapping[str, Tensor] | None = None,
+    checkpoints: Checkpoints | None = None,
+    gradient_cache: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    dtype: str | None = None,
+    arch: str | None = None,
+    allow_pickle: bool = False,
+    token: str | None = None,
+    device: str | None = None,
+    precision: str = "no",
+    workers: int = 0,
+    command: str = "",
+    progress: Progress = SILENT,
+) -> PortResult:
+    """Move a fine-tuning (from `src_base` to `src_ft`) to a new base, and measure whether that was worth it.
+
+    Models are references (timm name, Hub id, folder, file with `arch`) or modules; `data` is the name of a recipe, a
+    reference, or a dataset. `overrides` changes single fields of the recipe. With `permutation`, one that was found
+    before is used, and no gradients are taken. With `out`, the result is saved there, all at once, and a run that was
+    killed goes on with `resume`; without, nothing is written.
+
+    Example:
+        >>> import hf_retarget as rt
+        >>> result = rt.port("old/", "tuned/", "new/", "cub", overrides={"port.steps": 15})      # doctest: +SKIP
+        >>> result.best_step, result.figures["test"]["port"]["top1"]                             # doctest: +SKIP
+        (9, 0.431)
+        >>> result.save("ported/")                                                               # doctest: +SKIP
+    """
+    _check_dtype(dtype)
+    place = PortPlace.at(out) if out is not None else None
+    if resume and place is None:
+        raise PortError("only a port with a folder to be made can go on; give out=, too")
+    if place:
+        place.check(resume=resume, overwrite=overwrite)
+    prepared = prepare(
+        src_base,
+        src_ft,
+        new_base,
+        data,
+        recipe=recipe,
+        preset=preset,
+        overrides=overrides,
+        permutation=permutation,
+        tuned_target=tuned_target,
+        initial_head=initial_head,
+        checkpoints=checkpoints,
+        gradient_cache=gradient_cache,
+        arch=arch,
+        allow_pickle=allow_pickle,
+        token=token,
+        device=device,
+        precision=precision,
+        workers=workers,
+        progress=progress,
+    )
+    run = _Run(prepared, place, getattr(torch, dtype) if dtype else None, command)
+    if place is None:
+        return run.port()
+    with place.tidying():
+        run.open(checkpoints, resume=resume)
+        result = run.port()
+        run.publish(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Run:
+    prepared: Prepared
+    place: Workplace | None
+    dtype: torch.dtype | None
+    command: str
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.prepared.judge.accelerator
+
+    def port(self) -> PortResult:
+        """Match and transplant step by step, measure, and put all together."""
+        recipe, inputs, derived = self.prepared.recipe, self.prepared.inputs, self.prepared.derived
+        task, judge = self.prepared.task, self.prepared.judge
+        self._introduce()
+        work = self.place.hidden if self.place else None
+        found = walk(task, judge, diary=Diary(work, derived.graph, self.accelerator) if work else None)
+        measured = measure(task, judge, found, recipe, work)
+        judge.load(measured.weights)
+        return PortResult(
+            model=judge.model.cpu().eval(),
+            weights=measured.weights,
+            history=found.history,
+            permutation=found.best.permutation,
+            best_step=found.best.step,
+            figures=compose_document(recipe, inputs, derived, task, judge, found, measured, self.command),
+            recipe=recipe,
+            graph=derived.graph,
+            inputs=inputs,
+            dtype=self.dtype,
+        )
+
+    def open(self, checkpoints: Checkpoints | None, *, resume: bool) -> None:
+        """Make the hidden place, or go on in it."""
+        self.accelerator.wait_for_everyone()
+        if self.place and self.accelerator.is_main_process:
+            self.place.open(self._key(checkpoints), resume=resume)
+        self.accelerator.wait_for_everyone()
+
+    def publish(self, result: PortResult) -> None:
+        """Put the result into its place; only the main process writes."""
+        if self.place and self.accelerator.is_main_process:
+            result.write(self.place.result)
+            self.place.publish()
+        self.accelerator.wait_for_everyone()
+
+    def _introduce(self) -> None:
+        inputs, derived, say = self.prepared.inputs, self.prepared.derived, self.prepared.judge.progress.say
+        for note in (*inputs.comparison.notes, *inputs.data.notes):
+            say(note)
+        say(f"head: {inputs.heads.policy} ({inputs.heads.why})")
+        if derived.held:
+            say(f"{len(derived.held)} groups act on tables that the new base keeps, and stay as they are")
+        for unknown in derived.graph.unknown_operators[:3]:
+            say(str(unknown))
+
+    def _key(self, checkpoints: Checkpoints | None) -> dict[str, Any]:
+        """All that the result depends on."""
+        inputs, recipe, given = self.prepared.inputs, self.prepared.recipe, self.prepared.task.permutation
+        weights = {"source": inputs.heads.source, "tuned": inputs.tuned.in_float32(), "target": inputs.heads.target}
+        if inputs.tuned_target is not None:
+            weights["tuned_target"] = inputs.tuned_target.in_float32()
+        return {
+            **{name: weights_hash(tensors)[:20] for name, tensors in weights.items()},
+            "data": inputs.data.fingerprint,
+            "port": asdict(recipe.port),
+            "finetune": asdict(recipe.finetune),
+            "graph": self.prepared.derived.graph.fingerprint[:20],
+            "permutation": weights_hash(given.indices)[:20] if given else None,
+            "checkpoints": [hash_file(path) for path in find_checkpoints(checkpoints)] if checkpoints else None,
+            "precision": str(self.accelerator.mixed_precision),
+            "dtype": str(self.dtype),
+        }
+
+
+def _check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise PortError(f"weights cannot be stored as '{dtype}'; choose one of {', '.join(DTYPES)}")

@@ -1,0 +1,111 @@
+"""A finished port: the model, how it came about, and the folder it becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hf_retarget.errors import PortError
+from hf_retarget.files import atomic_path
+from hf_retarget.graph import Permutation, PermutationGraph
+from hf_retarget.models import save_model
+from hf_retarget.pipeline.card import hub_id, write_card
+from hf_retarget.pipeline.inputs import Inputs
+from hf_retarget.pipeline.steps import StepFigures
+from hf_retarget.pipeline.workplace import Workplace
+from hf_retarget.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class PortResult:
+    """A ported model, and everything that is known about it.
+
+    Example:
+        >>> result = rt.port("old/", "tuned/", "new/", "fashion-mnist")      # doctest: +SKIP
+        >>> print(result.verdict)                                            # doctest: +SKIP
+        >>> result.save("ported/")                                           # doctest: +SKIP
+    """
+
+    model: nn.Module = field(repr=False)
+    """The ported model on the CPU, ready to use; fine-tuned on if the recipe says so."""
+    weights: dict[str, Tensor] = field(repr=False)
+    """Its state dict, in float32."""
+    history: tuple[StepFigures, ...] = field(repr=False)
+    permutation: Permutation
+    """That of the best step: good for any other fine-tuning between the same two bases."""
+    best_step: int
+    figures: dict[str, Any] = field(repr=False)
+    """What port.json says."""
+    recipe: Recipe = field(repr=False)
+    graph: PermutationGraph = field(repr=False)
+    inputs: Inputs = field(repr=False)
+    dtype: torch.dtype | None = None
+    """What the weights are stored as; as those of the new base if None."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether it was worth it, in one line."""
+        return str(self.figures["verdict"])
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a folder that timm loads as it is; it appears all at once, or not at all."""
+        state = PartialState()
+        place = Workplace.at(folder)
+        if state.is_main_process:
+            place.check(overwrite=overwrite, resume=True)
+            self._save(place.out)
+        state.wait_for_everyone()
+        return place.out
+
+    def _save(self, out: Path) -> None:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            hidden = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp"))
+        except OSError as error:
+            raise PortError(f"cannot write to '{out.parent}': {error}") from error
+        try:
+            self.write(hidden / "new")
+            if out.exists():
+                out.rename(hidden / "old")
+            os.replace(hidden / "new", out)
+        except OSError as error:
+            raise PortError(f"cannot write to '{out}': {error}") from error
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+    def write(self, folder: Path) -> None:
+        """Write all files into a folder that nobody looks at yet."""
+        inputs = self.inputs
+        save_model(
+            folder,
+            self.weights,
+            inputs.target,
+            num_classes=inputs.classes,
+            labels=inputs.labels,
+            dtype=self.dtype,
+            config=asdict(inputs.preprocess),
+        )
+        card = write_card(self.figures, hub_id(inputs.source), inputs.tuned, inputs.target)
+        try:
+            self.permutation.save(folder / "permutation.safetensors")
+            self.graph.save(folder / "graph.json")
+            self.recipe.save(folder / "recipe.yaml")
+            _write(folder / "port.json", json.dumps(self.figures, indent=2, ensure_ascii=False) + "\n")
+            _write(folder / "README.md", card)
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot write to '{folder}': {error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

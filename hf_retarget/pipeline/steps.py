@@ -1,0 +1,210 @@
+"""Step by step along the trajectory: match, transplant, score on validation, keep the best, and remember everything."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from torch import Tensor
+
+from hf_retarget.batchnorm import BatchNormReset
+from hf_retarget.errors import PortError
+from hf_retarget.evaluate import Score
+from hf_retarget.files import atomic_path, load_tensors, save_tensors
+from hf_retarget.graph import Permutation, PermutationGraph
+from hf_retarget.matching.problem import State
+from hf_retarget.matching.trajectory import SCHEDULES
+from hf_retarget.pipeline.judge import Judge
+from hf_retarget.pipeline.pose import Task
+
+PROGRESS = "progress.json"
+_PERMUTATION = "permutation/"
+_WEIGHTS = "weights/"
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What is known of one step."""
+
+    step: int
+    far: float | None
+    """λ, the share of the way; None on an actual trajectory, which has no straight line to measure it on."""
+    top1: float
+    """Accuracy on validation."""
+    loss: float
+    objective: float
+    sweeps: int
+    moved: float
+    """The share of neurons that the permutation puts elsewhere."""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What the best step is chosen by: accuracy, then the lower loss."""
+        return self.top1, -self.loss if math.isfinite(self.loss) else -math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The best step so far: all weights of the ported model, BatchNorm's statistics included."""
+
+    step: int
+    weights: dict[str, Tensor] = field(repr=False)
+    permutation: Permutation
+    batchnorm: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """All steps that were made, and the best of them."""
+
+    history: tuple[StepFigures, ...]
+    best: Best
+
+
+@dataclass(frozen=True)
+class Diary:
+    """Files from which a walk that was killed goes on: state and best step of the last step that is wholly written."""
+
+    folder: Path
+    graph: PermutationGraph
+    accelerator: Accelerator
+
+    def read(self) -> tuple[State, list[StepFigures], Best] | None:
+        """Where the walk has come to; None if it has not begun."""
+        found = self._read() if (self.folder / PROGRESS).exists() else None
+        self.accelerator.wait_for_everyone()  # all have read before the main process goes on writing
+        return found
+
+    def write(self, state: State, history: Sequence[StepFigures], best: Best) -> None:
+        """Remember a step. The file that says so is written last, and only then is the step before forgotten."""
+        if not self.accelerator.is_main_process:
+            return
+        try:
+            state.save(self._state(state.step))
+            if best.step == state.step:
+                self._write_best(best)
+            facts = {"step": state.step, "best": best.step, "history": [asdict(each) for each in history]}
+            with atomic_path(self.folder / PROGRESS) as temporary:
+                temporary.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+            for path in (*self.folder.glob("state-*.safetensors"), *self.folder.glob("best-*.safetensors")):
+                if path not in (self._state(state.step), self._best(best.step)):
+                    path.unlink(missing_ok=True)
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot keep step {state.step} in '{self.folder}': {error}") from error
+
+    def _read(self) -> tuple[State, list[StepFigures], Best]:
+        try:
+            facts = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
+            history = [StepFigures(**each) for each in facts["history"]]
+            tensors, about = load_tensors(self._best(facts["best"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PortError(f"cannot go on from '{self.folder}': {error}; begin anew with --overwrite") from error
+        indices = {group.name: tensors[_PERMUTATION + group.name] for group in self.graph.groups}
+        weights = {name: tensors[_WEIGHTS + name] for name in about["order"]}
+        best = Best(facts["best"], weights, Permutation(self.graph.fingerprint, indices), about["batchnorm"])
+        return State.load(self._state(facts["step"]), self.graph), history, best
+
+    def _write_best(self, best: Best) -> None:
+        tensors = {_WEIGHTS + name: tensor for name, tensor in best.weights.items()}
+        tensors |= {_PERMUTATION + name: index for name, index in best.permutation.indices.items()}
+        save_tensors(self._best(best.step), tensors, {"batchnorm": best.batchnorm, "order": list(best.weights)})
+
+    def _state(self, step: int) -> Path:
+        return self.folder / f"state-{step}.safetensors"
+
+    def _best(self, step: int) -> Path:
+        return self.folder / f"best-{step}.safetensors"
+
+
+def walk(task: Task, judge: Judge, *, diary: Diary | None = None, doing: str = "porting") -> Walk:
+    """Make all steps, or until the score has not become better for so many as the recipe says.
+
+    Example:
+        >>> walk(task, judge).best.step      # doctest: +SKIP
+        7
+    """
+    kept = diary.read() if diary else None
+    state, history, best = kept if kept else (None, [], None)
+    if history and diary:
+        judge.progress.say(f"continuing the port after step {len(history)} of {task.steps}")
+    states, warned = task.advance(state), set[str]()
+    left = range(len(history) + 1, task.steps + 1)
+    for step in judge.progress.track(left, doing, len(left)):
+        if _stalled(history, judge.options.early_stop):
+            break
+        before = dict(judge.clock.seconds)
+        with judge.clock.stage("matching"), warnings.catch_warnings(record=True) as caught:
+            state = next(states)
+        # With a zero head, the first gradients are zero but for those of the head itself: nothing to warn of.
+        for words in {str(each.message) for each in caught if step > 1} - warned:
+            judge.progress.say(words)
+            warned.add(words)
+        reset = judge.settle(state.weights)
+        score = judge.score(judge.inputs.data.validation)
+        figures = _figures(task, judge, state, score, before)
+        history.append(figures)
+        better = best is None or figures.rank > history[best.step - 1].rank
+        if best is None or better:
+            best = Best(step, judge.weights(), state.permutation, _summary(reset))
+        if diary:
+            diary.write(state, history, best)
+            judge.progress.say(_describe(figures, task.steps, better))
+    if best is None:
+        raise PortError("the trajectory has no steps; a port needs at least one")
+    return Walk(tuple(history), best)
+
+
+def share_moved(permutation: Permutation) -> float:
+    """The share of neurons that a permutation puts elsewhere.
+
+    Example:
+        >>> share_moved(Permutation("", {"hidden": torch.tensor([1, 0, 2, 3])}))
+        0.5
+    """
+    moved = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in permutation.indices.values())
+    total = sum(index.numel() for index in permutation.indices.values())
+    return moved / total if total else 0.0
+
+
+def _stalled(history: Sequence[StepFigures], patience: int | None) -> bool:
+    if patience is None or not history:
+        return False
+    best = max(history, key=lambda each: (each.rank, -each.step))
+    return history[-1].step - best.step >= patience
+
+
+def _figures(task: Task, judge: Judge, state: State, score: Score, before: dict[str, float]) -> StepFigures:
+    linear = judge.options.trajectory == "linear"
+    return StepFigures(
+        step=state.step,
+        far=SCHEDULES[judge.options.schedule](state.step, task.steps) if linear else None,
+        top1=score.top1,
+        loss=score.loss,
+        objective=state.objective,
+        sweeps=state.sweeps,
+        moved=share_moved(state.permutation),
+        seconds=judge.clock.since(before),
+    )
+
+
+def _summary(reset: BatchNormReset) -> dict[str, Any]:
+    layers = {
+        name: {"before": asdict(reset.before[name]), "after": asdict(after)} for name, after in reset.after.items()
+    }
+    return {"layers": reset.layers, "batches": reset.batches, "statistics": layers}
+
+
+def _describe(figures: StepFigures, steps: int, better: bool) -> str:
+    moved = f", {figures.moved:.0%} of the neurons moved" if figures.moved else ""
+    seconds = sum(figures.seconds.values())
+    best = " (best so far)" if better else ""
+    return f"step {figures.step} of {steps}: validation {figures.top1:.1%}{best}{moved}, {seconds:.1f} s"

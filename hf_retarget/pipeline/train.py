@@ -1,0 +1,247 @@
+"""Fine-tune a model: load, give it a head, train, score, save."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from torch import nn
+
+from hf_retarget.data import Split
+from hf_retarget.devices import choose_device
+from hf_retarget.errors import PortError, RecipeError
+from hf_retarget.evaluate import Score, evaluate
+from hf_retarget.files import atomic_path, save_tensors
+from hf_retarget.finetune.loop import History, finetune
+from hf_retarget.finetune.options import TrainOptions
+from hf_retarget.finetune.recorder import TrajectoryRecorder
+from hf_retarget.models import Checkpoint, load_checkpoint, save_model
+from hf_retarget.pipeline.start import Start, describe_broken, doing, prepare_start
+from hf_retarget.pipeline.versions import list_versions
+from hf_retarget.pipeline.workplace import Workplace
+from hf_retarget.progress import SILENT, Progress
+from hf_retarget.recipe import Recipe
+
+FORMAT = "hf-retarget/finetune/1"
+INITIAL_HEAD = "initial_head.safetensors"
+"""The head that the fine-tuning began with: what the port's head policy `given` wants."""
+
+_CHECKPOINTS = 10  # of a run, if its options do not say how often
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """A fine-tuned model, where it was saved, and how it came about."""
+
+    model: nn.Module = field(repr=False)
+    folder: Path
+    history: History = field(repr=False)
+    validation: float | None
+    """The top-1 accuracy on validation after the last step; None without validation images."""
+    test: Score = field(repr=False)
+    head: str
+    """How the head began: `keep`, `fresh` or `zero`."""
+    document: dict[str, Any] = field(repr=False)
+    """What finetune.json says."""
+
+
+def train(
+    reference: str | Path | nn.Module,
+    data: Any = "",
+    *,
+    recipe: Recipe,
+    out: str | Path,
+    arch: str | None = None,
+    num_classes: int | None = None,
+    allow_pickle: bool = False,
+    token: str | None = None,
+    head: str = "auto",
+    device: str | None = None,
+    precision: str = "no",
+    workers: int = 0,
+    record: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+) -> TrainResult:
+    """Fine-tune a model on the training images, and save it to the folder `out`; without `data`, those of the recipe.
+
+    `record` keeps the weights of every so many steps in OUT/trajectory. A run that was killed goes on with `resume`,
+    to the same weights; until the end, `out` is not there.
+
+    Example:
+        >>> recipe = load_recipe("fashion-mnist").override(**{"finetune.steps": 200})        # doctest: +SKIP
+        >>> train("old/", recipe=recipe, out="tuned/").test.top1                             # doctest: +SKIP
+        0.874
+    """
+    if not (recipe.finetune.steps or recipe.finetune.epochs):
+        raise RecipeError(f"recipe '{recipe.name}' does not say how long to fine-tune; give --steps or --epochs")
+    if isinstance(data, (str, Path)) and str(data):
+        recipe = recipe.override(**{"data.reference": str(data)})
+    place = Workplace.at(out)
+    place.check(resume=resume, overwrite=overwrite)
+    accelerator = choose_device(device, precision)
+    with doing(progress, "loading the model"):
+        checkpoint = load_checkpoint(
+            reference, arch=arch, num_classes=num_classes, allow_pickle=allow_pickle, token=token
+        )
+    with doing(progress, "loading the data"):
+        start = prepare_start(checkpoint, data, recipe.data, head=head, seed=recipe.finetune.seed, token=token)
+    run = _Run(recipe, checkpoint, start, place, accelerator, workers, progress, {"record": record})
+    with place.tidying():
+        run.introduce(resume)
+        result = run.measure(run.train(record))
+        run.save(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Run:
+    recipe: Recipe
+    checkpoint: Checkpoint
+    start: Start
+    place: Workplace
+    accelerator: Accelerator
+    workers: int
+    progress: Progress
+    more: dict[str, Any]
+    """Other options that decide about the result."""
+
+    def introduce(self, resume: bool) -> None:
+        """Say what will be done, and make a place for it."""
+        start = self.start
+        for note in (*start.data.notes, f"head: {start.head} ({start.why})"):
+            self.progress.say(note)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.place.open(self._key(), resume=resume)
+            self._save_model(start.model)  # what cannot be saved should fail before the training, not after it
+        self.accelerator.wait_for_everyone()
+
+    def train(self, record: int | None) -> History:
+        data, options = self.start.data, self._options()
+        # In the result from the start on: the trajectory is part of it, and is found there by a run that goes on.
+        recorder = TrajectoryRecorder(self.place.result / "trajectory", record) if record is not None else None
+
+        def score(model: nn.Module, step: int) -> float:
+            return self._score(model, data.validation).top1
+
+        return finetune(
+            self.start.model,
+            data.train,
+            options,
+            accelerator=self.accelerator,
+            progress=self.progress,
+            checkpoint=self.place.state,
+            recorder=recorder,
+            score=score if len(data.validation) else None,
+            workers=self.workers,
+        )
+
+    def measure(self, history: History) -> TrainResult:
+        model = self.start.model.eval()
+        test = self._score(model, self.start.data.test)
+        validation = history.scores[-1][1] if history.scores else None
+        for note in describe_broken(self.start.data):
+            self.progress.say(note)
+        document = self._document(history, validation, test)
+        return TrainResult(model, self.place.out, history, validation, test, self.start.head, document)
+
+    def save(self, result: TrainResult) -> None:
+        if self.accelerator.is_main_process:
+            folder, start = self.place.result, self.start
+            self._save_model(result.model)
+            try:
+                save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
+                self.recipe.save(folder / "recipe.yaml")
+                with atomic_path(folder / "finetune.json") as temporary:
+                    temporary.write_text(json.dumps(result.document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            except (OSError, SafetensorError) as error:
+                raise PortError(f"cannot write to '{folder}': {error}") from error
+            self.place.publish()
+        self.accelerator.wait_for_everyone()
+
+    def _save_model(self, model: nn.Module) -> None:
+        save_model(
+            self.place.result,
+            model.state_dict(),
+            self.checkpoint,
+            num_classes=self.start.data.classes,
+            labels=self.start.labels,
+            config=_preprocessing(self.checkpoint, self.start),
+        )
+
+    def _score(self, model: nn.Module, split: Split) -> Score:
+        size = self.recipe.port.eval_batch
+        return evaluate(
+            model,
+            split.batches(size, workers=self.workers),
+            self.start.data.classes,
+            accelerator=self.accelerator,
+            progress=self.progress,
+            total=-(-len(split) // size),
+        )
+
+    def _options(self) -> TrainOptions:
+        """Those of the recipe; without a word about checkpoints, there are some nevertheless."""
+        options = self.recipe.finetune
+        steps = options.total_steps(len(self.start.data.train))
+        return replace(options, checkpoint_every=options.checkpoint_every or -(-steps // _CHECKPOINTS))
+
+    def _key(self) -> dict[str, Any]:
+        """All that the result depends on."""
+        options = asdict(self.recipe.finetune)
+        del options["checkpoint_every"]
+        return {
+            "model": dict(self.checkpoint.hashes),
+            "data": self.start.data.fingerprint,
+            "finetune": options,
+            "head": self.start.head,
+            "precision": str(self.accelerator.mixed_precision),
+            **self.more,
+        }
+
+    def _document(self, history: History, validation: float | None, test: Score) -> dict[str, Any]:
+        checkpoint, data = self.checkpoint, self.start.data
+        figures = {
+            "validation": {"top1": validation, "curve": [list(each) for each in history.scores]},
+            "test": {"top1": test.top1, "top5": test.top5, "loss": test.loss, "images": test.count},
+            "seconds": round(history.seconds, 1),
+            "losses": list(history.losses),
+        }
+        return {
+            "format": FORMAT,
+            "figures": figures,
+            "head": {"kind": self.start.head, "why": self.start.why, "tensors": list(self.start.initial_head)},
+            "model": {
+                "reference": checkpoint.reference,
+                "architecture": checkpoint.architecture,
+                "revision": checkpoint.revision,
+                "hashes": dict(checkpoint.hashes),
+            },
+            "data": {
+                "name": data.name,
+                "revision": data.revision,
+                "fingerprint": data.fingerprint,
+                "classes": data.classes,
+                "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
+                "notes": [*data.notes, *describe_broken(data)],
+            },
+            "options": {
+                **self.more,
+                "device": self.accelerator.device.type,
+                "precision": str(self.accelerator.mixed_precision),
+                "recipe": self.recipe.to_dict(),
+            },
+            "versions": list_versions(),
+        }
+
+
+def _preprocessing(checkpoint: Checkpoint, start: Start) -> dict[str, Any]:
+    """What the model's configuration should say about images: the size they had, and what it did not say before."""
+    used = asdict(start.preprocess)
+    return {name: value for name, value in used.items() if name == "input_size" or not checkpoint.config.get(name)}

@@ -1,0 +1,21 @@
+"""Which versions made a result: part of what is written beside it."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+import hf_retarget
+
+_LIBRARIES = ("torch", "timm", "datasets", "accelerate", "safetensors", "numpy", "scipy")
+
+
+def list_versions() -> dict[str, str]:
+    """This package, Python, and the libraries on which figures may depend.
+
+    Example:
+        >>> list(list_versions())[:3]
+        ['hf-retarget', 'python', 'torch']
+    """
+    ours = {"hf-retarget": hf_retarget.__version__, "python": platform.python_version()}
+    return ours | {name: version(name) for name in _LIBRARIES}
