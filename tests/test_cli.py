@@ -165,9 +165,11 @@ def test_help_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_demo_derives_verifies_and_draws(tmp_path):
-    result = run("demo", "--out", str(tmp_path / "demo"))
+def test_demo_tells_the_whole_story(tmp_path):
+    result = run("demo", "--quick", "--out", str(tmp_path / "demo"))
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["test_resnet.html", "test_vit.html"]
-    assert result.stdout.count("verified") == 2
-    assert str(tmp_path / "demo" / "test_vit.html") in result.stdout
+    made = {path.name for path in (tmp_path / "demo").iterdir()}
+    assert made == {"old", "new", "tuned", "ported", "graph.html"}
+    assert (tmp_path / "demo" / "ported" / "model.safetensors").exists()
+    for words in ("old base", "new base", "fine-tuning", "naive", "port (best step", str(tmp_path / "demo" / "ported")):
+        assert words in result.stdout

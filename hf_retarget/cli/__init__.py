@@ -12,8 +12,12 @@ import click
 
 from hf_retarget import __version__
 from hf_retarget.cli.demo import demo
+from hf_retarget.cli.evaluate import evaluate
+from hf_retarget.cli.finetune import finetune
 from hf_retarget.cli.inspect import inspect
 from hf_retarget.cli.options import DEBUG
+from hf_retarget.cli.port import port
+from hf_retarget.cli.recipes import recipes
 from hf_retarget.errors import RetargetError
 
 __all__ = ["main"]
@@ -37,9 +41,9 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, message="%(version)s")
 def main() -> None:
-    """Find out which neurons of a model may be permuted without changing its function."""
+    """Move a fine-tuning to a new base model of the same architecture, without repeating it."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
-main.add_command(inspect)
-main.add_command(demo)
+for command in (port, finetune, evaluate, inspect, recipes, demo):
+    main.add_command(command)

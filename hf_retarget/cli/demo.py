@@ -1,20 +1,30 @@
-"""``hf-retarget demo``: derive, verify and draw two small models, offline, in a few seconds."""
+"""``hf-retarget demo``: the whole story on embedded images: two bases, a fine-tuning, and its port, offline."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.inspect import derive
 from hf_retarget.cli.options import debug_option
+from hf_retarget.cli.progress import status, watch
 from hf_retarget.files import atomic_path
 
-_MODELS = {
-    "test_vit": "a vision transformer: one residual stream, attention heads, an MLP in every block",
-    "test_resnet": "a residual network: one stream for each stage, convolutions inside the blocks",
-}
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hf_retarget.pipeline.result import PortResult
+    from hf_retarget.recipe import Recipe
+
+MODEL, SIZE = "test_resnet", 32
+OLD = ("Trouser", "Dress", "Sandal", "Sneaker", "Bag", "Ankle boot")
+NEW = ("T-shirt/top", "Pullover", "Coat", "Shirt")
+"""What the bases are trained on, and what the old one is fine-tuned on: the four that are hardest to tell apart."""
+
+BASE_STEPS, TUNING_STEPS, STEPS_AFTER = 200, 150, 40
+BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command(epilog="Example: hf-retarget demo --out /tmp/demo")
@@ -23,31 +33,100 @@ _MODELS = {
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo"),
     show_default=True,
-    help="Where to write the pages.",
+    help="Where to put models and pages; earlier ones are replaced.",
 )
+@click.option("--quick", is_flag=True, help="Train only briefly: to see that everything runs, not what it is good for.")
 @debug_option
-@click.pass_context
-def demo(ctx: click.Context, out: Path) -> None:
-    """Derive, verify and draw the permutation graphs of two small models. Needs no network."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from hf_retarget.inspect import draw_page, summarise
+def demo(out: Path, quick: bool) -> None:
+    """Port a fine-tuning from an old base to a new one, on images that come with the package. Needs no network.
 
-    passed = True
-    for model, words in _MODELS.items():
-        graph, check = derive(model, run_check=True, options={})
-        summary = summarise(graph, model)
-        path = out / f"{model}.html"
-        with atomic_path(path) as temporary:
-            temporary.write_text(draw_page(graph, model, check=check), encoding="utf-8")
-        click.echo(f"{model}, {words}")
-        click.echo(
-            f"  derived   {len(summary.groups)} groups; {summary.share_one:.2%} of its parameters lie on a free axis"
+    Two small networks learn to tell six kinds of clothes apart, with different random numbers: the old and the new
+    base. The old one is fine-tuned on four other kinds. That fine-tuning is moved to the new base, and compared with
+    what else one could have done.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with status("starting"):
+        from hf_retarget.pipeline.port import port
+        from hf_retarget.pipeline.train import train
+        from hf_retarget.recipe import load_recipe
+    recipe = load_recipe("fashion-mnist").override(**{"data.image_size": SIZE})
+    length = 0.05 if quick else 1.0
+    with watch() as progress:
+        for seed, side in enumerate(("old", "new")):
+            task = training(recipe, OLD, BASE_STEPS * length, seed)
+            base = train(make_base(seed), recipe=task, out=out / side, head="keep", overwrite=True, progress=progress)
+            click.echo(f"{side + ' base':<12} {base.test.top1:6.1%} on {len(OLD)} kinds of clothes   {out / side}")
+        task = training(recipe, NEW, TUNING_STEPS * length, 0)
+        tuned = train(out / "old", recipe=task, out=out / "tuned", head="zero", overwrite=True, progress=progress)
+        click.echo(f"{'fine-tuning':<12} {tuned.test.top1:6.1%} on {len(NEW)} other kinds    {out / 'tuned'}")
+        click.echo("\nNow the fine-tuning moves from the old base to the new one.\n")
+        result = port(
+            out / "old",
+            out / "tuned",
+            out / "new",
+            recipe=porting(recipe, 3 if quick else 10, STEPS_AFTER * length),
+            out=out / "ported",
+            overwrite=True,
+            command="hf-retarget demo",
+            progress=progress,
         )
-        if check is not None:
-            click.echo(f"  verified  {check.verdict}")
-            passed = passed and check.passed
-        click.echo(f"  drawn     {path}")
-    click.echo(f"\nOpen {(out / 'test_vit.html').resolve()} in a browser.")
-    click.echo("Next: hf-retarget inspect resnet50 --html resnet50.html")
-    if not passed:
-        ctx.exit(1)
+    _show(result, out)
+
+
+def make_base(seed: int) -> nn.Module:
+    """A network with random weights that expects small gray images."""
+    import timm
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        images = {"input_size": (1, SIZE, SIZE), "mean": (0.5,), "std": (0.5,), "crop_pct": 1.0}
+        model: nn.Module = timm.create_model(MODEL, in_chans=1, num_classes=len(OLD), pretrained_cfg_overlay=images)
+    return model
+
+
+def training(recipe: Recipe, classes: tuple[str, ...], steps: float, seed: int) -> Recipe:
+    """The recipe of a training on some kinds of clothes."""
+    return recipe.override(
+        **{
+            "data.classes": classes,
+            "finetune.steps": max(2, round(steps)),
+            "finetune.lr": 0.05,
+            "finetune.batch_size": 64,
+            "finetune.seed": seed,
+        }
+    )
+
+
+def porting(recipe: Recipe, steps: int, steps_after: float) -> Recipe:
+    """The recipe of the port, with a little fine-tuning after it."""
+    after = training(recipe, NEW, steps_after, 0)
+    changes = {"port.method": "fgmt-sign", "port.steps": steps, "port.grad_batches": 2, "port.bn_batches": 2}
+    return after.override(**changes)
+
+
+def _show(result: PortResult, out: Path) -> None:
+    from hf_retarget.cli.port import print_scores
+    from hf_retarget.inspect import draw_page
+
+    for name, steps in (("port", result.figures["steps"]), ("naive", result.figures["naive_steps"])):
+        click.echo(f"{name:<6} {sparkline(steps)}  validation accuracy, step by step")
+    click.echo()
+    print_scores(result.figures)
+    page = out / "graph.html"
+    with atomic_path(page) as temporary:
+        temporary.write_text(draw_page(result.graph, MODEL), encoding="utf-8")
+    click.echo(f"\n{result.verdict}\n")
+    click.echo(f"The ported model, its card and all figures: {(out / 'ported').resolve()}")
+    click.echo(f"What was permuted, as a picture:            {page.resolve()}")
+    click.echo("Next: hf-retarget port --help")
+
+
+def sparkline(steps: list[dict[str, Any]]) -> str:
+    """Accuracies from 0 to 1 as bars, one for each step.
+
+    Example:
+        >>> sparkline([{"top1": 0.0}, {"top1": 0.5}, {"top1": 1.0}])
+        ' ▄█'
+    """
+    return "".join(BARS[round(step["top1"] * (len(BARS) - 1))] for step in steps)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
 DEBUG = "hf_retarget.debug"
 """The key in ``click.Context.meta`` that says whether a known error shows its traceback."""
+
+PRECISIONS = ("no", "bf16", "fp16")
+"""As in `hf_retarget.devices`, which would import torch; a test compares them."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -25,3 +29,97 @@ def debug_option(command: _Function) -> _Function:
         help="Show the traceback of an error (also: HF_DEBUG=1).",
     )
     return option(command)
+
+
+def model_options(command: _Function) -> _Function:
+    """Add how references to models are read: ``--arch``, ``--allow-pickle`` and ``--token``.
+
+    Example:
+        >>> @click.command()
+        ... @click.argument("model")
+        ... @model_options
+        ... def show(model, arch, allow_pickle, token):
+        ...     click.echo(f"{model} is a {arch}")
+        >>> show(["weights.pth", "--arch", "resnet18", "--allow-pickle"], standalone_mode=False)
+        weights.pth is a resnet18
+    """
+    return _add(
+        command,
+        click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
+        click.option("--allow-pickle", is_flag=True, help="Read .pth, .pt and .bin files, too (tensors only)."),
+        click.option("--token", metavar="TEXT", help="Token for the Hub (also: HF_TOKEN)."),
+    )
+
+
+def num_classes_option(command: _Function) -> _Function:
+    """Add ``--num-classes``, for a weight file that does not tell.
+
+    Example:
+        >>> @click.command()
+        ... @num_classes_option
+        ... def show(num_classes):
+        ...     click.echo(num_classes)
+        >>> show(["--num-classes", "10"], standalone_mode=False)
+        10
+    """
+    option = click.option(
+        "--num-classes",
+        type=click.IntRange(min=1),
+        help="Classes that the model has now, if its files do not tell.",
+    )
+    return option(command)
+
+
+def run_options(command: _Function) -> _Function:
+    """Add where and how work runs: ``--device``, ``--precision``, ``--num-workers`` and ``--quiet``.
+
+    The command receives `device`, `precision`, `workers` and `quiet`.
+
+    Example:
+        >>> @click.command()
+        ... @run_options
+        ... def work(device, precision, workers, quiet):
+        ...     click.echo(f"{device} {precision} {workers} {quiet}")
+        >>> work(["--device", "cpu", "--num-workers", "2"], standalone_mode=False)
+        cpu no 2 False
+    """
+    return _add(
+        command,
+        click.option("--device", metavar="NAME", help="Where to run: cpu, cuda, mps (found if not given)."),
+        click.option(
+            "--precision",
+            type=click.Choice(PRECISIONS),
+            default="no",
+            show_default=True,
+            help="Mixed precision.",
+        ),
+        click.option(
+            "--num-workers",
+            "workers",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Processes that read images; the result does not depend on it.",
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
+    )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Tell who interrupts the work that it can go on.
+
+    Example:
+        >>> with resumable():                                  # doctest: +SKIP
+        ...     train(model, resume=resume)
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise click.ClickException("interrupted; the same command with --resume goes on") from None
+
+
+def _add(command: _Function, *options: Callable[[_Function], _Function]) -> _Function:
+    for option in reversed(options):  # the last one added comes first in the help
+        command = option(command)
+    return command

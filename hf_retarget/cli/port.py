@@ -1,0 +1,202 @@
+"""``hf-retarget port``: move a fine-tuning to a new base, and say whether that was worth it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_retarget.cli.options import debug_option, model_options, resumable, run_options
+from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+
+if TYPE_CHECKING:
+    from hf_retarget.pipeline.plan import Plan
+    from hf_retarget.recipe import Recipe
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""As in `hf_retarget.pipeline.port`, which would import torch; a test compares them."""
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget port --src-base old/ --src-ft tuned/ --new-base new/ --data cub --out ported
+  hf-retarget port --src-base timm/a --src-ft me/a-pets --new-base timm/b --data pets --dry-run
+  hf-retarget port … --data photos/ --steps 15 --early-stop 3 --finetune-steps 100 --out ported
+  hf-retarget port … --data pets --permutation ported/permutation.safetensors --out another
+"""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite")  # what a plan does not need
+
+Row = tuple[str, ...]
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
+@click.option("--src-base", required=True, metavar="MODEL", help="Old base, from which the fine-tuning started.")
+@click.option("--src-ft", required=True, metavar="MODEL", help="The old base after the fine-tuning.")
+@click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning is to move.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to make for the ported model.")
+@click.option("--permutation", type=_FILE, metavar="FILE", help="Permutation of an earlier port: no gradients.")
+@click.option("--tuned-target", metavar="MODEL", help="Real fine-tuning of the new base, to compare with.")
+@click.option("--initial-head", type=_FILE, metavar="FILE", help="Head with which the fine-tuning began.")
+@click.option(
+    "--checkpoints",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH …",
+    help="Checkpoints of the fine-tuning, in order, or the folder of a recorded trajectory: port along them.",
+)
+@click.option(
+    "--gradient-cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Keep the gradients of the old side there, for ports of the same fine-tuning to other bases.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Store the weights so (as the new base does if not given).")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done, and what it would cost.")
+@click.option("--resume", is_flag=True, help="Go on with the port for DIR that was interrupted.")
+@click.option("--overwrite", is_flag=True, help="Replace the model in DIR, and forget a port that was interrupted.")
+@model_options
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@recipe_options()
+@debug_option
+def port(recipe: Recipe, quiet: bool, as_json: bool, dry_run: bool, out: Path | None, **options: Any) -> None:
+    """Move a fine-tuning to a new base of the same architecture, without repeating it.
+
+    A MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with
+    --arch. The closing table compares the port with plain fine-tuning at the same price; DIR appears when all is done.
+    """
+    if out is None and not dry_run:
+        raise click.UsageError("Missing option '--out' (or say --dry-run).")
+    options["checkpoints"] = options["checkpoints"] or None
+    if dry_run:
+        _plan(recipe, quiet, as_json, {name: value for name, value in options.items() if name not in _PORT_ONLY})
+        return
+    with status("starting"):
+        from hf_retarget.pipeline.port import port
+    with resumable(), watch(quiet) as progress:
+        result = port(recipe=recipe, out=out, command=describe_command(sys.argv), progress=progress, **options)
+    if not is_main_process():
+        return
+    if as_json:
+        click.echo(json.dumps({"folder": str(out)} | result.figures, indent=2, ensure_ascii=False))
+        return
+    print_scores(result.figures)
+    click.echo(f"\n{result.verdict}")
+    click.echo(f"Saved to {out}")
+    if not quiet:
+        folder = shlex.quote(str(out))
+        click.echo(f"Next: hf-retarget finetune {folder} --data {folder}/recipe.yaml --steps 200 --out …", err=True)
+
+
+def describe_command(arguments: list[str]) -> str:
+    """The command line that was given, to be repeated and shown to others: without the token.
+
+    Example:
+        >>> describe_command(["/usr/bin/hf-retarget", "port", "--token", "hf_secret", "--token=hf_secret", "--steps=3"])
+        'hf-retarget port --steps=3'
+    """
+    kept: list[str] = []
+    skip = False
+    for each in arguments[1:]:
+        if not (skip or each == "--token" or each.startswith("--token=")):
+            kept.append(each)
+        skip = each == "--token"
+    return shlex.join(["hf-retarget", *kept])
+
+
+def print_scores(figures: dict[str, Any]) -> None:
+    """Print the test scores of a port as a table."""
+    from hf_retarget.pipeline.card import describe_rows
+
+    five = any(each["top5"] is not None for each in figures["test"].values())
+    columns = ("on the test images", "top-1", *(("top-5",) if five else ()), "loss")
+    rows = [
+        (words, _percent(each["top1"]), *((_percent(each["top5"]),) if five else ()), _number(each["loss"]))
+        for words, each in describe_rows(figures)
+    ]
+    _print_table(columns, rows)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _print_table(columns: Row, rows: list[Row]) -> None:
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for place, column in enumerate(columns):
+            table.add_column(column.upper(), justify="right" if place else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        Console(highlight=False).print(table)
+        return
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for row in (tuple(column.upper() for column in columns), *rows):
+        first, *rest = (
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join([first, *rest]))
+
+
+def _plan(recipe: Recipe, quiet: bool, as_json: bool, options: dict[str, Any]) -> None:
+    with status("starting"):
+        from hf_retarget.pipeline.plan import plan
+    with watch(quiet) as progress:
+        found = plan(recipe=recipe, progress=progress, **options)
+    if not is_main_process():
+        return
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        return
+    for name, words in _describe(found):
+        click.echo(f"{name:<9}  {words}")
+
+
+def _describe(plan: Plan) -> list[Row]:
+    images = ", ".join(f"{count:,} {split}" for split, count in plan.images.items())
+    held = f", {len(plan.held)} held still by tables" if plan.held else ""
+    stacks = "leading directions of the gradients" if plan.compressed else "all gradients"
+    rows = [
+        ("model", f"{plan.architecture}, {plan.parameters:,} parameters, {plan.classes} classes"),
+        ("head", f"{plan.head} ({plan.why})"),
+        ("graph", f"{plan.groups} groups of neurons to match{held}"),
+        ("data", f"{plan.data} ({images})"),
+        ("port", f"{plan.method}, {plan.steps} steps, {plan.gradients:,} gradients of a minibatch"),
+    ]
+    if plan.finetune_steps:
+        rows.append(("then", f"fine-tuning, {plan.finetune_steps:,} steps"))
+    if plan.control_steps:
+        rows.append(("control", f"plain fine-tuning, {plan.control_steps:,} steps"))
+    rows += [
+        ("memory", f"{plan.memory / 1e9:.2f} GB for weights and {stacks}, and what the model needs for a minibatch"),
+        ("time", f"{describe_seconds(plan.seconds)}, and the search for permutations"),
+    ]
+    return [*rows, *(("note", note) for note in plan.notes)]
+
+
+def describe_seconds(seconds: float) -> str:
+    """About how long something takes.
+
+    Example:
+        >>> describe_seconds(3), describe_seconds(200), describe_seconds(20_000)
+        ('about 3 s', 'about 3 min', 'about 5.6 h')
+    """
+    if seconds < 100:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} h"

@@ -1,0 +1,54 @@
+"""``hf-retarget recipes``: which recipes there are, and what is in them."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from hf_retarget.cli.options import debug_option
+from hf_retarget.recipe import load_recipe, preset_names, recipe_names
+
+
+@click.group(epilog="Example: hf-retarget recipes show cub")
+def recipes() -> None:
+    """List the recipes, or show one."""
+
+
+@recipes.command("list", epilog="Example: hf-retarget recipes list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@debug_option
+def list_recipes(as_json: bool) -> None:
+    """List the recipes that come with the package, and their presets."""
+    rows = [(name, load_recipe(name).description, preset_names(name)) for name in recipe_names()]
+    if as_json:
+        entries = [{"name": name, "description": words, "presets": presets} for name, words, presets in rows]
+        click.echo(json.dumps(entries, indent=2))
+        return
+    width = max(len(name) for name, *_ in rows)
+    for name, words, presets in rows:
+        click.echo(f"{name:<{width}}  {words}")
+        if presets:
+            click.echo(f"{'':<{width}}  presets: {', '.join(f'{name}@{preset}' for preset in presets)}")
+
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget recipes show cub
+  hf-retarget recipes show cub@released-code
+  hf-retarget recipes show cub > mine.yaml
+"""
+
+
+@recipes.command("show", epilog=_EXAMPLE)
+@click.argument("name")
+@click.option("--preset", metavar="NAME", help="Show it with this preset (also: cub@released-code).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
+@debug_option
+def show_recipe(name: str, preset: str | None, as_json: bool) -> None:
+    """Show every field of a recipe, as it will be used.
+
+    NAME is a recipe that comes with the package, or a file that ends in .yaml. What is printed is a recipe itself.
+    """
+    recipe = load_recipe(name, preset)
+    click.echo(json.dumps(recipe.to_dict(), indent=2) if as_json else recipe.to_yaml(), nl=as_json)

@@ -1,0 +1,287 @@
+"""`hf-retarget port`: output, exit codes, messages, a run that is killed, and two processes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from click.testing import CliRunner, Result
+
+import hf_retarget as rt
+from hf_retarget.cli import main
+from hf_retarget.cli.port import DTYPES
+from hf_retarget.models import load_checkpoint, save_model
+
+DATA = ("--data", "fashion-mnist", "--data-limit", "80", "--data-image-size", "28", "--data-validation", "0.2")
+SHORT = ("--steps", "3", "--batch-size", "16", "--grad-batches", "2", "--bn-batches", "2", "--device", "cpu")
+SAME = ("model.safetensors", "permutation.safetensors", "config.json", "graph.json", "recipe.yaml")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def start(*arguments: object, module: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    # As many threads as here: sums that are divided otherwise differ in their last bits.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, *(module or ("-c", "from hf_retarget.cli import main; main()")), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def make(folder: Path, seed: int, classes: int, **options: object) -> Path:
+    torch.manual_seed(seed)
+    model = timm.create_model(options.pop("name", "test_resnet"), num_classes=classes, in_chans=1)
+    return save_model(folder, model.state_dict(), load_checkpoint(model), **options)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """Old, tuned and new: the bases have 5 classes and 7, the tuned model those of the clothes."""
+    folder = tmp_path_factory.mktemp("models")
+    make(folder / "old", 0, 5)
+    make(folder / "new", 1, 7)
+    old = load_checkpoint(folder / "old")
+    tuned = old.build(10, seed=3)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    save_model(folder / "tuned", tuned.state_dict(), old, num_classes=10)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trio(models) -> tuple[str, ...]:
+    sides = zip(("--src-base", "--src-ft", "--new-base"), ("old", "tuned", "new"), strict=True)
+    return tuple(each for flag, name in sides for each in (flag, str(models / name)))
+
+
+@pytest.fixture(scope="module")
+def whole(trio, tmp_path_factory) -> tuple[str, str, Path]:
+    """A port in a process of its own, from beginning to end."""
+    out = tmp_path_factory.mktemp("whole") / "ported"
+    running = start("port", *trio, *DATA, *SHORT, "--out", out, "--token", "hf_secret")
+    text, errors = running.communicate(timeout=200)
+    assert running.returncode == 0, errors
+    return text, errors, out
+
+
+def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
+    text, errors, out = whole
+    table, rest = text.split("\n\n")
+    lines = table.splitlines()
+    assert lines[0].split() == ["ON", "THE", "TEST", "IMAGES", "TOP-1", "TOP-5", "LOSS"]
+    names = ["tuned source", "new base", "naive port", "plain fine-tuning", "port (best step"]
+    assert [line.startswith(name) for line, name in zip(lines[1:], names, strict=True)] == [True] * 5
+    figures = json.loads((out / "port.json").read_text())
+    assert f"{figures['test']['port']['top1']:.1%}" in lines[-1]
+    assert f"(best step {figures['best_step']} of 3)" in lines[-1]
+    assert "(12 minibatches)" in lines[-2]
+    assert rest.splitlines() == [figures["verdict"], f"Saved to {out}"]
+    told = errors.splitlines()
+    assert any(line.startswith("head: zero (the heads differ in size") for line in told)
+    assert sum(line.startswith("step ") for line in told) == 3
+    assert told[-1].startswith(f"Next: hf-retarget finetune {out} --data {out}/recipe.yaml")
+    assert not any("Warning" in line or "\r" in line for line in told)
+
+
+def test_the_command_is_kept_without_the_token(whole):
+    _, _, out = whole
+    command = json.loads((out / "port.json").read_text())["command"]
+    assert command.startswith("hf-retarget port --src-base ")
+    assert not any(b"hf_secret" in path.read_bytes() for path in out.iterdir())
+    assert command in (out / "README.md").read_text()
+
+
+def test_python_makes_the_same_files(whole, models, tmp_path):
+    _, _, out = whole
+    sides = [models / name for name in ("old", "tuned", "new")]
+    again = rt.port(*sides, recipe=out / "recipe.yaml", overrides={"port.control": "none"}, device="cpu")
+    again.save(tmp_path / "again")
+    for name in SAME[:-1]:
+        assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes(), name
+
+
+def test_a_killed_port_goes_on_to_the_same_bytes(whole, trio, tmp_path):
+    _, _, complete = whole
+    out, state = tmp_path / "ported", tmp_path / ".ported.work" / "state-2.safetensors"
+    arguments = ("port", *trio, *DATA, *SHORT, "--out", out)
+    running = start(*arguments)
+    deadline = time.monotonic() + 120
+    while not state.exists() and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    running.send_signal(signal.SIGKILL)
+    _, errors = running.communicate()
+    assert running.returncode == -signal.SIGKILL, errors
+    assert not out.exists()
+    resumed = run(*arguments, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "continuing the port after step" in resumed.stderr
+    for name in SAME:
+        assert (out / name).read_bytes() == (complete / name).read_bytes(), name
+    assert [path.name for path in tmp_path.iterdir()] == ["ported"]
+
+
+def test_two_processes_make_the_same_files_as_one(whole, trio, tmp_path):
+    _, _, complete = whole
+    out = tmp_path / "ported"
+    script = tmp_path / "main.py"
+    script.write_text("from hf_retarget.cli import main; main()")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script))
+    running = start("port", *trio, *DATA, *SHORT, "--out", out, module=torchrun)
+    text, errors = running.communicate(timeout=200)
+    assert running.returncode == 0, errors[-2000:]
+    assert text.count("Saved to") == 1, "one of them prints"
+    for name in SAME:
+        assert (out / name).read_bytes() == (complete / name).read_bytes(), name
+    one, two = (json.loads((folder / "port.json").read_text()) for folder in (complete, out))
+    assert two["device"]["processes"] == 2
+    assert two["test"] == one["test"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["main.py", "ported"]
+
+
+def test_json_is_one_document(trio, tmp_path):
+    out = tmp_path / "ported"
+    result = run("port", *trio, *DATA, *SHORT, "--control", "none", "--method", "naive", "--json", "-q", "--out", out)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert document["folder"] == str(out)
+    assert document["recipe"]["port"]["method"] == "naive"
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(trio, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("port", *trio, *DATA, *SHORT, "--finetune-steps", "10", "--dry-run")
+    assert result.exit_code == 0, result.output
+    rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert rows["port"] == "fgmt, 3 steps, 12 gradients of a minibatch"
+    assert rows["then"] == "fine-tuning, 10 steps"
+    assert rows["control"] == "plain fine-tuning, 92 steps"
+    assert rows["data"] == "fashion-mnist (64 train, 16 validation, 80 test)"
+    assert "GB for weights and all gradients" in rows["memory"]
+    assert rows["time"].startswith("about ")
+    assert list(tmp_path.iterdir()) == []
+    document = json.loads(run("port", *trio, *DATA, *SHORT, "--dry-run", "--json", "-q").stdout)
+    assert (document["format"], document["gradients"]) == ("hf-retarget/plan/1", 12)
+
+
+def test_on_a_terminal_there_is_a_table(trio, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    naive = ("--control", "none", "--method", "naive", "--no-check", "--out", str(tmp_path / "ported"))
+    main(["port", *trio, *DATA, *SHORT, *naive], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert "───" in text
+    assert "port (best step" in text
+
+
+# ---- what can go wrong
+
+
+def refused(arguments: tuple[object, ...], message: str) -> None:
+    result = run("port", *arguments)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert result.exit_code == 1, result.output
+    assert len(errors) == 1
+    assert result.stderr.splitlines()[-1] == errors[0]
+    assert message in errors[0]
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("--new-base", "OTHER"), "A port needs one architecture on all three sides"),
+        (("--new-base", "./missing"), "there is no file or folder"),
+        (("--new-base", "BROKEN"), "BROKEN"),
+        (("--new-base", "WEIGHTS"), "--arch"),
+        (("--new-base", "EMPTY"), "is empty"),
+        (("--src-ft", "OLD"), "10 classes, but"),
+        (("--data", "fashion-mnits"), "did you mean 'fashion-mnist'?"),
+        (("--data", "EMPTY"), "EMPTY"),
+        (("--data-classes", "Bag"), "one class only"),
+        (("--method", "oracle"), "--tuned-target"),
+        (("--trajectory", "actual"), "--checkpoints"),
+        (("--permutation", "WEIGHTS"), "is not a permutation"),
+        (("--initial-head", "WEIGHTS"), "[5, 96]"),
+        (("--device", "abacus"), "abacus"),
+        (("--out", "EXISTS"), "is not empty"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_folder(changes, message, models, trio, tmp_path):
+    places = {name: tmp_path / name.lower() for name in ("OTHER", "BROKEN", "EMPTY", "EXISTS")}
+    places |= {"OLD": models / "old", "WEIGHTS": models / "old" / "model.safetensors"}
+    make(places["OTHER"], 0, 5, name="test_efficientnet")
+    shutil.copytree(models / "new", places["BROKEN"])
+    with open(places["BROKEN"] / "model.safetensors", "r+b") as file:
+        file.truncate(5000)
+    places["EMPTY"].mkdir()
+    places["EXISTS"].mkdir()
+    (places["EXISTS"] / "thesis.tex").write_text("precious")
+    there = sorted(tmp_path.rglob("*"))
+    given = [str(places.get(each, each)) for each in changes]
+    refused((*trio, *DATA, *SHORT, "--out", tmp_path / "ported", *given), message.replace(*_named(places, message)))
+    assert sorted(tmp_path.rglob("*")) == there
+
+
+def _named(places: dict[str, Path], message: str) -> tuple[str, str]:
+    return (message, str(places[message])) if message in places else ("", "")
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_folder(trio, tmp_path, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(import_module("hf_retarget.matching.problem"), "save_tensors", fail)
+    refused((*trio, *DATA, *SHORT, "--no-check", "--out", tmp_path / "ported"), "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_port_says_how_to_go_on(trio, tmp_path, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("hf_retarget.pipeline.port"), "measure", interrupt)
+    arguments = (*trio, *DATA, *SHORT, "--no-check", "--out", tmp_path / "ported")
+    refused(arguments, "interrupted; the same command with --resume goes on")
+    assert [path.name for path in tmp_path.iterdir()] == [".ported.work"]
+    refused(arguments, "--resume")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--data", "fashion-mnist"),
+        ("--data", "fashion-mnist", "--out", "x", "--steps", "0"),
+        ("--data", "fashion-mnist", "--out", "x", "--method", "magic"),
+        ("--data", "fashion-mnist", "--out", "x", "--permutation", "missing.safetensors"),
+        ("--out", "x"),
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments, trio):
+    assert run("port", *trio, *arguments).exit_code == 2
+    assert run("port", *arguments).exit_code == 2, "no models"
+
+
+def test_help_says_what_the_tool_does():
+    listed = run("--help").stdout
+    assert "Move a fine-tuning to a new base" in listed
+    assert [name in listed for name in ("port", "finetune", "evaluate")] == [True] * 3
+    text = run("port", "--help").stdout
+    assert text.rstrip().splitlines()[-1].strip().startswith("hf-retarget port ")
+    assert [heading in text for heading in ("Data (", "Port (", "Fine-tuning (")] == [True] * 3
+
+
+def test_choices_that_are_written_twice_agree():
+    assert import_module("hf_retarget.pipeline.port").DTYPES == DTYPES
