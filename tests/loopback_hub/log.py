@@ -42,11 +42,16 @@ class RequestLog:
     def __iter__(self) -> Iterator[Record]:
         """The calls answered so far. One whose answer is on its way is waited for: its client may have it already."""
         with self._lock:
-            self._lock.wait_for(lambda: not self._answering, timeout=PATIENCE)
-            return iter(tuple(self._records))
+            self._settle()
+            return iter(self._records.copy())
 
     def __len__(self) -> int:
-        return len(tuple(self))
+        with self._lock:
+            self._settle()
+            return len(self._records)
+
+    def _settle(self) -> None:
+        self._lock.wait_for(lambda: not self._answering, timeout=PATIENCE)
 
     def answering(self) -> None:
         """Say that a client may see an answer from now on, before the call is written down with `add`."""
@@ -64,6 +69,7 @@ class RequestLog:
     def clear(self) -> None:
         """Begin anew."""
         with self._lock:
+            self._settle()
             self._records.clear()
 
     def of(self, route: str, method: str | None = None) -> list[Record]:
