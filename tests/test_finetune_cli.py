@@ -190,9 +190,8 @@ def test_evaluate_as_json_has_everything(tuned):
 
 
 def test_all_lists_every_confusion(base, tmp_path):
-    untrained = load_checkpoint(base)  # a random head confuses many classes
-    weights = untrained.build(10, seed=0).state_dict()
-    folder = save_model(tmp_path / "untrained", weights, untrained, num_classes=10)
+    folder = tmp_path / "tuned"
+    run("finetune", base, *TRAIN, "--head", "fresh", "--out", str(folder))  # a random head confuses many classes
     few = run("evaluate", str(folder), *SHORT[:-2])
     many = run("evaluate", str(folder), *SHORT[:-2], "--all")
     hidden = int(few.stdout.splitlines()[-1].split()[2])
