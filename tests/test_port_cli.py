@@ -35,7 +35,7 @@ def run(*arguments: object) -> Result:
 def start(*arguments: object, module: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     # As many threads as here: sums that are divided otherwise differ in their last bits.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, *(module or ("-c", "from hf_retarget.cli import main; main()")), *map(str, arguments)]
+    command = [sys.executable, *(module or ("-m", "hf_retarget")), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -136,9 +136,7 @@ def test_a_killed_port_goes_on_to_the_same_bytes(whole, trio, tmp_path):
 def test_two_processes_make_the_same_files_as_one(whole, trio, tmp_path):
     _, _, complete = whole
     out = tmp_path / "ported"
-    script = tmp_path / "main.py"
-    script.write_text("from hf_retarget.cli import main; main()")
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script))
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hf_retarget")
     running = start("port", *trio, *DATA, *SHORT, "--out", out, module=torchrun)
     text, errors = running.communicate(timeout=200)
     assert running.returncode == 0, errors[-2000:]
@@ -148,7 +146,7 @@ def test_two_processes_make_the_same_files_as_one(whole, trio, tmp_path):
     one, two = (json.loads((folder / "port.json").read_text()) for folder in (complete, out))
     assert two["device"]["processes"] == 2
     assert two["test"] == one["test"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["main.py", "ported"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ported"]
 
 
 def test_json_is_one_document(trio, tmp_path):
