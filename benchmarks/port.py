@@ -79,8 +79,10 @@ def main(model: str, size: int, batch: int, steps: int, grad_batches: int, metho
     for stage, spent in seconds.items():
         print(f"{stage:12} {spent:8.1f} s  {spent / sum(seconds.values()):6.1%}")
     print(f"matching takes {seconds['matching'] / seconds['gradients']:.1%} of the time of the gradients")
-    print(f"peak memory {figures['peak_memory'] / 1e9:.2f} GB; planned {planned['memory'] / 1e9:.2f} GB", end="")
-    print(f" without torch and what a minibatch takes; planned time {planned['seconds']:.0f} s without matching")
+    print(
+        f"peak memory {figures['peak_memory'] / 1e9:.2f} GB; the plan said {planned['memory'] / 1e9:.2f} GB, ", end=""
+    )
+    print(f"and {planned['seconds']:.0f} s without matching, tracing and loading")
 
 
 def run_port(*arguments: str) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _describe(plan: Plan) -> list[Row]:
     if plan.control_steps:
         rows.append(("control", f"plain fine-tuning, {plan.control_steps:,} steps"))
     rows += [
-        ("memory", f"{plan.memory / 1e9:.2f} GB for weights and {stacks}, and what the model needs for a minibatch"),
+        ("memory", f"about {plan.memory / 1e9:.1f} GB, with {stacks} kept"),
         ("time", f"{describe_seconds(plan.seconds)}, and the search for permutations"),
     ]
     return [*rows, *(("note", note) for note in plan.notes)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hf_retarget.pipeline.clock import peak_memory
 from hf_retarget.pipeline.inputs import Inputs, Reference
 from hf_retarget.pipeline.pose import Task, count_gradients
 from hf_retarget.pipeline.prepare import prepare
@@ -40,7 +41,7 @@ class Plan:
     finetune_steps: int
     compressed: bool
     memory: int
-    """Bytes for weights, gradients and stacks; what goes through the model at once comes on top."""
+    """Bytes that the process will need at most: what one gradient needed, and what the steps add to that."""
     seconds: float
     """Estimated from one gradient of a minibatch, without the search for permutations."""
     notes: tuple[str, ...] = ()
@@ -107,9 +108,13 @@ def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
 
 
 def _memory(inputs: Inputs, task: Task) -> int:
-    """Three checkpoints, model, ported weights and best step; two gradients and their sums in float64; the stacks."""
-    size = _size(inputs)
+    """The peak so far, with everything loaded and one gradient taken, and what comes on top of it.
+
+    That is the source's gradient, the ported weights, the best step and its model; in a search the stacks, and as much
+    again while they are compressed or permuted.
+    """
+    size = 4 * _size(inputs)
     compression = task.problem.options.compression
-    kept = 2 * (compression.sizes if compression else task.steps) * size * 4
-    taking = task.permutation is None and count_gradients(task.method, 1, 1) > 0
-    return int(6 * size * 4 + (2 * size * 4 + size * 8 + kept if taking else 0))
+    stacks = 2 * (compression.sizes if compression else task.steps) * size
+    searching = task.permutation is None and count_gradients(task.method, 1, 1) > 0
+    return int((peak_memory() or 0) + 4 * size + (2 * stacks if searching else 0))
