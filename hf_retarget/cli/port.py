@@ -47,8 +47,8 @@ Row = tuple[str, ...]
     "--checkpoints",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    metavar="PATH …",
-    help="Checkpoints of the fine-tuning, in order, or the folder of a recorded trajectory: port along them.",
+    metavar="PATH",
+    help="Folder of a recorded trajectory, or, repeated, the checkpoints of the fine-tuning in order: port along them.",
 )
 @click.option(
     "--gradient-cache",
