@@ -13,6 +13,7 @@ from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
 from hf_retarget.matching.descent import Match, descend
+from hf_retarget.matching.fit import Cosines
 from hf_retarget.matching.gradients import GradientCache
 from hf_retarget.matching.objective import Compression, Piece, Stacks
 from hf_retarget.matching.trajectory import Trajectory, same_tensors
@@ -106,6 +107,10 @@ class State:
     stacks: Stacks
     objective: float = 0.0
     sweeps: int = 0
+    objectives: tuple[float, ...] = ()
+    """The objective after each sweep of this step; of the leading directions only while a coarse descent goes first."""
+    cosines: Cosines | None = None
+    """Of what was new at this step, say of the two newest gradients."""
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, wholly or not at all."""
@@ -121,6 +126,8 @@ class State:
             "step": self.step,
             "objective": self.objective,
             "sweeps": self.sweeps,
+            "objectives": self.objectives,
+            "cosines": self.cosines,
             "steps": self.stacks.steps,
             "constant": self.stacks.constant,
             "normalise": self.stacks.normalise,
@@ -150,4 +157,6 @@ class State:
         indices = {group.name: tensors[f"permutation/{group.name}"] for group in graph.groups}
         weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
         permutation = Permutation(graph.fingerprint, indices)
-        return cls(facts["step"], permutation, weights, stacks, facts["objective"], facts["sweeps"])
+        found = facts["objective"], facts["sweeps"], tuple(facts.get("objectives", ()))
+        cosines = Cosines(*facts["cosines"]) if facts.get("cosines") else None
+        return cls(facts["step"], permutation, weights, stacks, *found, cosines)

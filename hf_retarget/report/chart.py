@@ -183,7 +183,7 @@ def _describe(root: ElementTree.Element, alt: str, tips: dict[str, str]) -> None
     root.insert(0, title)
     for node in root.iter(f"{{{_SVG}}}g"):
         if text := tips.get(node.get("id", "")):
-            node.set("class", "tip")
+            node.set("class", "spot")
             words = ElementTree.Element(f"{{{_SVG}}}title")
             words.text = text
             node.insert(0, words)

@@ -100,7 +100,7 @@ def duration(seconds: float | None) -> str:
 
     Example:
         >>> duration(0.24), duration(75), duration(7300)
-        ('0.2 s', '1 min 15 s', '2 h 2 min')
+        ('0.2 s', '1 min 15 s', '2 h 1 min')
     """
     if seconds is None:
         return "–"
