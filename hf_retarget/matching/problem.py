@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from hf_retarget.matching.fit import Cosines
 from hf_retarget.matching.gradients import GradientCache
 from hf_retarget.matching.objective import Compression, Piece, Stacks
 from hf_retarget.matching.trajectory import Trajectory, same_tensors
+from hf_retarget.progress import SILENT, Progress
 
 Tensors = Mapping[str, Tensor]
 
@@ -60,6 +62,7 @@ class Problem:
     options: MatchOptions = field(default_factory=MatchOptions)
     cache: GradientCache | None = None
     tuned_target: Tensors | None = None
+    progress: Progress = SILENT
 
     def __post_init__(self) -> None:
         same_tensors(self.source, self.target, "source", "target")
@@ -82,7 +85,8 @@ class Problem:
     def solve(self, stacks: Stacks, current: Permutation) -> Match:
         """The best permutation for the stacks."""
         options = self.options
-        return descend(
+        search = partial(
+            descend,
             stacks,
             current if options.start == "warm" else None,
             seed=options.seed,
@@ -90,6 +94,8 @@ class Problem:
             max_sweeps=options.max_sweeps,
             tolerance=options.tolerance,
         )
+        (found,) = self.progress.track((search() for _ in range(1)), "searching the permutation")
+        return found
 
     def new_stacks(self) -> Stacks:
         """Empty stacks."""
