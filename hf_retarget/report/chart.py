@@ -159,9 +159,11 @@ class Drawing:
             layout: Any = self.figure.get_layout_engine()
             layout.execute(self.figure)
             self.figure.set_layout_engine("none")
-            FigureCanvasSVG(self.figure).print_svg(svg, metadata={"Date": None, "Creator": None})
+            canvas: Any = FigureCanvasSVG(self.figure)
+            canvas.print_svg(svg, metadata={"Date": None, "Creator": None})
             self.figure.set_dpi(_DPI)
-            FigureCanvasAgg(self.figure).print_png(png, metadata={"Software": None})
+            canvas = FigureCanvasAgg(self.figure)
+            canvas.print_png(png, metadata={"Software": None})
         root = ElementTree.fromstring(_FORBIDDEN.sub("�", svg.getvalue()))
         for each in root.findall(f"{{{_SVG}}}metadata"):
             root.remove(each)

@@ -101,7 +101,7 @@ def compose_report(
         facts=list_facts(document),
         tests=list_tests(document),
         steps=list_steps(document),
-        charts=drawn,
+        charts=charts,
         captions={name: text or "" for name, text in words.items()},
         classes=[(name, percent(mine), percent(other)) for name, mine, other in list_classes(document)],
         confusions=list_confusions(document),
