@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from hf_retarget.graph.trace import trace
     from hf_retarget.matching.descent import Match
     from hf_retarget.matching.methods import match
+    from hf_retarget.pipeline.plane import plane
+    from hf_retarget.pipeline.plane_result import PlaneResult
     from hf_retarget.pipeline.port import port
     from hf_retarget.pipeline.result import PortResult
     from hf_retarget.recipe import Recipe, load_recipe
@@ -44,10 +46,12 @@ _LAZY = {
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
     "Match": "hf_retarget.matching.descent",
+    "PlaneResult": "hf_retarget.pipeline.plane_result",
     "PortResult": "hf_retarget.pipeline.result",
     "TrajectoryRecorder": "hf_retarget.finetune.recorder",
     **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
     "match": "hf_retarget.matching.methods",
+    "plane": "hf_retarget.pipeline.plane",
     "port": "hf_retarget.pipeline.port",
     "trace": "hf_retarget.graph.trace",
 }
@@ -75,6 +79,7 @@ __all__ = [
     "PermutationError",
     "PermutationGraph",
     "PinnedAxis",
+    "PlaneResult",
     "PortError",
     "PortResult",
     "Recipe",
@@ -88,6 +93,7 @@ __all__ = [
     "check",
     "load_recipe",
     "match",
+    "plane",
     "port",
     "trace",
 ]

@@ -55,7 +55,8 @@ def lay_grid(basis: Basis, size: int, margin: float) -> Grid:
     rows = (0.0,) if basis.is_line else _divide([y for _, y in basis.places], size, margin)
     corners = tuple(Point(x, y, basis.corner(number)) for number, (x, y) in enumerate(basis.places))
     seen = {corner.shares for corner in corners}
-    levels, axes = [], []
+    levels: list[tuple[Point, ...]] = []
+    axes = []
     for stride in _strides(size):
         across, down = _kept(len(columns), stride), _kept(len(rows), stride)
         points = [Point(columns[i], rows[j], basis.shares(columns[i], rows[j])) for j in down for i in across]

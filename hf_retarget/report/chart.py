@@ -97,7 +97,7 @@ class Drawing:
         True
     """
 
-    def __init__(self, name: str, width: float = 5.4, height: float = 3.3) -> None:
+    def __init__(self, name: str, width: float = 5.4, height: float = 3.3, panels: int = 1) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -105,7 +105,8 @@ class Drawing:
         self._tips: dict[str, str] = {}
         with rc_context(_STYLE):
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.axes: Axes = self.figure.subplots()
+            self.panels: tuple[Axes, ...] = tuple(self.figure.subplots(1, panels, squeeze=False)[0])
+            self.axes = self.panels[0]
 
     def tip(self, artist: Artist, text: str) -> None:
         """Show `text` when somebody points at what was drawn, or comes to it with the arrow keys."""
