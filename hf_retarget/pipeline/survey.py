@@ -129,7 +129,7 @@ class Diary:
         theirs = entries[0].get("run") if entries else None
         if not isinstance(theirs, dict):
             raise RetargetError(f"'{path}' does not say what run it belongs to; begin anew with --overwrite")
-        for name in sorted({*self.key, *theirs}):
+        for name in dict.fromkeys((*self.key, *theirs)):
             if self.key.get(name) != theirs.get(name):
                 raise RetargetError(
                     f"the unfinished run in '{path.parent}' was another one: '{name}' was {theirs.get(name)!r} and is "

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _NAME = 28  # letters of a model's name in the picture
+_INK, _PAPER = "#202020", "#fdfdfd"  # on top of contours, whose colours are the same on light and dark screens
 _CELLS = 700  # tooltips in a panel, at most: more make a heavy page
 _LEVELS = 12
+_SQUARE = 0.35  # sides whose ratio is beyond this are drawn to different scales, or the picture would be a strip
 _WORST = 3.0  # times the range of losses among the models that the colours of the loss tell apart
 
 Figures = Mapping[str, Any]
@@ -87,15 +89,7 @@ def _mark_barrier(axes: Axes, barrier: Mapping[str, Any], key: str, ends: Sequen
     arrow = {"arrowstyle": "<->", "color": COLOURS["naive"], "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (place, start), (place, start + sign * height), arrowprops=arrow)
     text = f"barrier {height:.3f}" if key == "loss" else f"barrier {100 * height:.1f} points"
-    axes.annotate(
-        text,
-        (place, start + sign * height / 2),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        color=COLOURS["naive"],
-        bbox={"boxstyle": "round,pad=0.15", "facecolor": COLOURS["bg"], "edgecolor": "none", "alpha": 0.85},
-    )
+    axes.set_title(text, loc="right", fontsize=10.5, color=COLOURS["naive"])
 
 
 # ---- a plane
@@ -104,20 +98,29 @@ def _mark_barrier(axes: Axes, barrier: Mapping[str, Any], key: str, ends: Sequen
 def _draw_contours(figures: Figures) -> Chart:
     grid, models = figures["grid"], figures["models"]
     wide, high = (grid[axis][-1] - grid[axis][0] for axis in ("x", "y"))
-    shape = min(max(high / wide, 0.55), 1.3)
-    drawing = Drawing("plane", 9.0, 0.7 + 3.9 * shape, panels=2)
+    equal = _SQUARE < high / wide < 1 / _SQUARE
+    drawing = Drawing("plane", 9.0, 0.7 + 3.6 * (min(max(high / wide, 0.5), 1.3) if equal else 0.9), panels=2)
     values = {(each["x"], each["y"]): each for each in figures["points"]}
     accuracy, loss = drawing.panels
-    _fill(drawing, accuracy, grid, values, "top1", _accuracy_levels(figures), "viridis", lambda value: f"{value:.0%}")
-    _fill(drawing, loss, grid, values, "loss", _loss_levels(figures), "viridis_r", lambda value: f"{value:.3g}")
+    _fill(
+        drawing,
+        accuracy,
+        grid,
+        values,
+        "top1",
+        _accuracy_levels(figures),
+        "viridis",
+        lambda value: f"{100 * value:.3g}%",
+    )
+    _fill(drawing, loss, grid, values, "loss", _loss_levels(figures), "viridis_r", lambda value: f"{value:.4g}")
     for axes, words in ((accuracy, "accuracy"), (loss, "loss")):
         axes.grid(visible=False)
         axes.set_title(words, loc="left", fontsize=10.5)
         axes.set_xlabel("distance in weight space along u")
-        axes.set_aspect("equal" if 0.3 < high / wide < 3 else "auto")
+        axes.set_aspect("equal" if equal else "auto")
         _mark_models(axes, models)
         _add_cells(drawing, axes, figures)
-    accuracy.set_ylabel("along v")
+    accuracy.set_ylabel("along v" if equal else "along v (another scale)")
     return drawing.finish(describe_plane(figures))
 
 
@@ -139,11 +142,12 @@ def _fill(
     norm = BoundaryNorm(levels, 256, extend="max" if key == "loss" else "neither")
     extend = "max" if key == "loss" else "neither"
     filled = axes.contourf(grid["x"], grid["y"], table, levels, cmap=colours, norm=norm, extend=extend)
-    axes.contour(grid["x"], grid["y"], table, levels, colors=COLOURS["bg"], linewidths=0.5, alpha=0.55)
+    axes.contour(grid["x"], grid["y"], table, levels, colors=_PAPER, linewidths=0.5, alpha=0.55)
     bar = drawing.figure.colorbar(filled, ax=axes, shrink=0.92, pad=0.02, aspect=28)
-    bar.set_ticks(list(levels)[::2], labels=[words(level) for level in list(levels)[::2]])
+    shown = list(levels)[:: 1 if len(levels) < 10 else 2]
+    bar.set_ticks(shown, labels=[words(level) for level in shown])
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0)
+    bar.ax.tick_params(which="both", length=0, labelcolor=COLOURS["muted"], labelsize=9)
 
 
 def _value(value: float | None, worst: float) -> float:
@@ -151,34 +155,41 @@ def _value(value: float | None, worst: float) -> float:
 
 
 def _accuracy_levels(figures: Figures) -> list[float]:
+    from matplotlib.ticker import MaxNLocator
+
     scores = [each["top1"] for each in figures["points"]]
-    low, high = min(scores), max(scores)
-    if high - low < 0.005:
-        return [max(0.0, low - 0.01), high + 0.01]
-    return [low + (high - low) * step / _LEVELS for step in range(_LEVELS)] + [high + 1e-9]
+    return _rising(MaxNLocator(_LEVELS).tick_values(min(scores), max(scores)).tolist())
 
 
 def _loss_levels(figures: Figures) -> list[float]:
     """Dense where the loss is low, as Garipov et al. draw it: what is far off is all the same bad."""
-    losses = sorted(each["loss"] for each in figures["points"] if each["loss"] is not None)
-    if not losses or losses[-1] - losses[0] < 1e-6:
-        middle = losses[0] if losses else 1.0
-        return [middle - 0.01, middle + 0.01]
+    losses = sorted(each["loss"] for each in figures["points"] if each["loss"] is not None) or [1.0]
     low = losses[0]
     known = [each["loss"] for each in figures["models"] if each["loss"] is not None]
     high = min(losses[-1], max(losses[len(losses) * 3 // 4], low + _WORST * (max(known, default=low) - low)))
-    high = max(high, low + 1e-6)
-    return [low + (high - low) * (step / _LEVELS) ** 1.6 for step in range(_LEVELS + 1)]
+    digits = max(0, 2 - math.floor(math.log10(max(high - low, 1e-6))))
+    unit = 10.0**-digits
+    values = [low + (high - low) * (step / _LEVELS) ** 1.6 for step in range(_LEVELS + 1)]
+    return _rising([math.floor(low / unit) * unit, *(round(value, digits) for value in values[1:])])
+
+
+def _rising(levels: list[float]) -> list[float]:
+    """Each level once, and at least two."""
+    once = sorted(dict.fromkeys(levels))
+    return once if len(once) > 1 else [once[0] - 0.01, once[0] + 0.01]
 
 
 def _mark_models(axes: Axes, models: Sequence[Mapping[str, Any]]) -> None:
+    from matplotlib.patheffects import withStroke
+
     around = [*models, models[0]]
     axes.plot(
         [each["x"] for each in around],
         [each["y"] for each in around],
-        color=COLOURS["bg"],
+        color=_PAPER,
         linewidth=1.1,
         linestyle=(0, (4, 3)),
+        path_effects=[withStroke(linewidth=2.4, foreground=_INK, alpha=0.5)],
     )
     for each, marker in zip(models, ("o", "s", "^"), strict=True):
         axes.plot(
@@ -186,8 +197,8 @@ def _mark_models(axes: Axes, models: Sequence[Mapping[str, Any]]) -> None:
             each["y"],
             marker=marker,
             markersize=9,
-            markerfacecolor=COLOURS["bg"],
-            markeredgecolor=COLOURS["text"],
+            markerfacecolor=_PAPER,
+            markeredgecolor=_INK,
             markeredgewidth=1.6,
         )
     height = max(each["y"] for each in models)
@@ -203,7 +214,8 @@ def _mark_models(axes: Axes, models: Sequence[Mapping[str, Any]]) -> None:
             va="bottom" if up else "top",
             ha="center" if up else "right" if left else "left",
             fontsize=9,
-            bbox={"boxstyle": "round,pad=0.22", "facecolor": COLOURS["bg"], "edgecolor": "none", "alpha": 0.88},
+            color=_INK,
+            bbox={"boxstyle": "round,pad=0.22", "facecolor": _PAPER, "edgecolor": "none", "alpha": 0.88},
         )
 
 
