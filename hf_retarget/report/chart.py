@@ -16,7 +16,6 @@ from hf_retarget.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
 
 COLOURS = {
     "text": "#1f2430",
@@ -42,7 +41,6 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe
 _STYLE: dict[Any, Any] = {
     "font.family": [_FONT],
     "font.size": 9.5,
-    "text.parse_math": False,  # a label may hold a dollar
     "text.color": COLOURS["text"],
     "axes.edgecolor": COLOURS["line"],
     "axes.facecolor": "none",
@@ -61,7 +59,7 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 2.0,
     "lines.markersize": 5.0,
-    "savefig.dpi": 144,
+    "savefig.dpi": 120,
     "svg.fonttype": "none",  # text stays text: small, readable aloud, searchable
 }
 
@@ -105,8 +103,8 @@ class Drawing:
         self._tips: dict[str, str] = {}
         with rc_context(_STYLE):
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.panels: tuple[Axes, ...] = tuple(self.figure.subplots(1, panels, squeeze=False)[0])
-            self.axes = self.panels[0]
+            self.panels: tuple[Any, ...] = tuple(self.figure.subplots(1, panels, squeeze=False)[0])
+            self.axes: Any = self.panels[0]
 
     def tip(self, artist: Artist, text: str) -> None:
         """Show `text` when somebody points at what was drawn, or comes to it with the arrow keys."""
@@ -124,13 +122,38 @@ class Drawing:
         for low, high, text in _spans(places, texts):
             self.tip((axes or self.axes).axhspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
 
+    def percents(self, axis: str = "y") -> None:
+        """Let the numbers at an axis be shares."""
+        from matplotlib.ticker import PercentFormatter
+
+        getattr(self.axes, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+    def counts(self, axis: str = "x") -> None:
+        """Let the numbers at an axis be whole ones."""
+        from matplotlib.ticker import MaxNLocator
+
+        getattr(self.axes, f"{axis}axis").set_major_locator(MaxNLocator("auto", integer=True))
+
+    def legend(self, columns: int = 2) -> None:
+        """Say below the chart what is what."""
+        from matplotlib import rc_context
+
+        with rc_context(_STYLE):
+            self.figure.legend(loc="outside lower center", ncols=columns, fontsize=9, handlelength=2.6)
+
     def finish(self, alt: str) -> Chart:
         """Render. The same drawing gives the same bytes."""
         from matplotlib import rc_context
+        from matplotlib.text import Text
 
         svg, png = io.StringIO(), io.BytesIO()
+        for text in self.figure.findobj(Text):
+            text.set_parse_math(False)  # a label may hold a dollar
+            text.set_text(clean(text.get_text()))
         with rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in the page, the browser has it
+            self.figure.draw_without_rendering()
+            self.figure.set_layout_engine("none")  # all is in its place: not to be found out again for each format
             self.figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
             self.figure.savefig(png, format="png", metadata={"Software": None})
         root = ElementTree.fromstring(_FORBIDDEN.sub("�", svg.getvalue()))
@@ -184,7 +207,7 @@ def _describe(root: ElementTree.Element, alt: str, tips: dict[str, str]) -> None
     root.insert(0, title)
     for node in root.iter(f"{{{_SVG}}}g"):
         if text := tips.get(node.get("id", "")):
-            node.set("class", "tip")
+            node.set("class", "spot")
             words = ElementTree.Element(f"{{{_SVG}}}title")
             words.text = text
             node.insert(0, words)

@@ -12,13 +12,13 @@
     box.style.left = `${scrollX + Math.max(8, Math.min(x + 12, right))}px`;
     box.style.top = `${scrollY + (above > 4 ? above : y + 18)}px`;
   };
-  for (const mark of document.querySelectorAll('.tip')) {
+  for (const mark of document.querySelectorAll('.spot')) {
     const title = mark.querySelector(':scope > title');  // without a script, the browser shows it
     mark.dataset.tip = title.textContent;
     title.remove();
   }
   const over = (event) => {
-    const mark = event.target.closest?.('.tip');
+    const mark = event.target.closest?.('.spot');
     if (mark) show(mark, event.clientX, event.clientY); else hide();
   };
   document.addEventListener('pointermove', over);
@@ -29,7 +29,7 @@
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const chart = document.activeElement?.closest?.('.chart');
     if (!step || !chart) return;
-    const marks = [...chart.querySelectorAll('.tip')];
+    const marks = [...chart.querySelectorAll('.spot')];
     if (!marks.length) return;
     event.preventDefault();
     const at = marks.indexOf(shown);
