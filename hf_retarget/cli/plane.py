@@ -33,7 +33,13 @@ _OPTIONS = {"bn_batches": "port.bn_batches", "batch_size": "port.batch_size", "s
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
 @click.argument("more", nargs=-1, metavar="[MODEL]...")
 @click.option("--models", multiple=True, metavar="MODEL …", help="Two or three models, also as NAME=MODEL.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder for the pictures.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for pictures and figures.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="PORT",
+    help="Show the picture in the report of this port, too (DIR is PORT/plane if not given).",
+)
 @click.option("--grid", type=click.IntRange(min=2), metavar="N", help="Points along a side (33 for a line, else 17).")
 @click.option(
     "--margin",
@@ -73,7 +79,8 @@ def plane(
     permute: tuple[str, ...],
     quiet: bool,
     as_json: bool,
-    out: Path,
+    out: Path | None,
+    report: Path | None,
     **options: Any,
 ) -> None:
     """Show accuracy and loss between models: the line through two (and its barrier), or the plane through three.
@@ -83,6 +90,8 @@ def plane(
     """
     if not models and not more:
         raise click.UsageError("Missing option '--models'.")
+    if out is None and report is None:
+        raise click.UsageError("Missing option '--out' (or say --report PORT).")
     changes = {key: options.pop(name) for name, key in _OPTIONS.items()}
     recipe = recipe.override(**{key: value for key, value in changes.items() if value is not None})
     with status("starting"):
@@ -93,16 +102,20 @@ def plane(
             recipe=recipe,
             permute=read_permutations(permute),
             out=out,
+            report=report,
             progress=progress,
             command=describe_command(sys.argv),
             **options,
         )
     if not is_main_process():
         return
+    folder = out or Path(report or "") / "plane"
     if as_json:
-        click.echo(json.dumps({"folder": str(out)} | result.figures, indent=2, ensure_ascii=False))
+        click.echo(json.dumps({"folder": str(folder)} | result.figures, indent=2, ensure_ascii=False))
         return
-    _print(result, out)
+    _print(result, folder)
+    if report is not None:
+        click.echo(f"Shown in {report / 'report.html'}")
 
 
 def read_models(texts: tuple[str, ...]) -> dict[str, str]:

@@ -20,7 +20,14 @@ from hf_retarget.models.read import hash_tensors
 from hf_retarget.pipeline.arrange import Arranged, Permute, arrange
 from hf_retarget.pipeline.clock import Clock
 from hf_retarget.pipeline.inputs import Reference, settle_recipe
-from hf_retarget.pipeline.plane_result import PlaneFolder, PlaneResult, compose_plane
+from hf_retarget.pipeline.plane_result import (
+    IN_PORT,
+    PlaneFolder,
+    PlaneResult,
+    compose_plane,
+    find_report,
+    show_in_report,
+)
 from hf_retarget.pipeline.score import SPLITS, check_classes
 from hf_retarget.pipeline.start import check_shapes, choose_preprocess, describe_broken, doing
 from hf_retarget.pipeline.survey import Diary, Surveyor, survey, take
@@ -46,6 +53,7 @@ def plane(
     permute: Permute = None,
     graph: PermutationGraph | str | Path | None = None,
     out: str | Path | None = None,
+    report: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     arch: str | None = None,
@@ -62,7 +70,8 @@ def plane(
     The models have one architecture and heads of one size; a mapping gives them names. BatchNorm statistics are
     estimated anew at every point (`port.bn_batches` of the recipe; 0 mixes the stored ones). `permute` brings models
     into the arrangement of the first: "match" does it for all by their weights, {"tuned": "ported/"} for one with the
-    permutation of a port. With `out`, pictures and figures are in that folder from the first coarse grid on.
+    permutation of a port. With `out`, pictures and figures are in that folder from the first coarse grid on;
+    `report`, the folder of a port, puts them there into plane/ and the picture into report.html.
 
     Example:
         >>> line = rt.plane(["tuned/", "retuned/"], "fashion-mnist", permute="match")      # doctest: +SKIP
@@ -74,6 +83,9 @@ def plane(
     chosen, images = settle_recipe(data, recipe, preset, overrides)
     references = _name_models(models)
     _check_options(split, limit)
+    page = find_report(report) if report is not None else None
+    if page is not None and out is None:
+        out = page.parent / IN_PORT
     folder = PlaneFolder.at(out) if out is not None else None
     if folder is not None:
         folder.check(resume=resume, overwrite=overwrite)
@@ -103,7 +115,10 @@ def plane(
     part = take(getattr(found, split), limit, chosen.port.seed)
     surveyor = Surveyor(model, found, part, first.num_classes, chosen.port, accelerator, workers, progress)
     task = _Task(sides, arranged, basis, points, found, split, chosen, surveyor, clock, command)
-    return task.run(folder, resume=resume)
+    result = task.run(folder, resume=resume)
+    if page is not None and accelerator.is_main_process:
+        show_in_report(page, result.figures)
+    return result
 
 
 @dataclass(frozen=True)

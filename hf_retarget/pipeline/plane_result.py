@@ -15,9 +15,12 @@ from hf_retarget.files import atomic_path
 from hf_retarget.landscape import Basis, Grid, Point
 from hf_retarget.models import Checkpoint
 from hf_retarget.pipeline.versions import list_versions
-from hf_retarget.report.plane import draw_plane, draw_plane_page
+from hf_retarget.report.plane import draw_plane
+from hf_retarget.report.plane_page import add_plane, draw_plane_page
 
 FORMAT = "hf-retarget/plane/1"
+IN_PORT = "plane"
+"""The folder of a plane inside that of a port."""
 _DIARY = "points.jsonl"
 _FILES = ("plane.json", "plane.csv", "plane.png", "plane.svg", "plane.html", _DIARY)
 
@@ -191,6 +194,32 @@ class PlaneFolder:
             raise RetargetError(f"cannot write to '{self.path}': {error}") from error
 
 
+def find_report(ported: str | Path) -> Path:
+    """The report of a port.
+
+    Example:
+        >>> find_report("ported/")      # doctest: +SKIP
+        PosixPath('ported/report.html')
+    """
+    path = Path(ported).expanduser() / "report.html"
+    if not path.is_file():
+        raise RetargetError(f"there is no report.html in '{ported}'; --report takes the folder of a port")
+    return path
+
+
+def show_in_report(report: Path, figures: Mapping[str, Any]) -> None:
+    """Put the picture into the report of a port, instead of the one that it may have had.
+
+    Example:
+        >>> show_in_report(Path("ported/report.html"), result.figures)      # doctest: +SKIP
+    """
+    page = add_plane(report.read_text(encoding="utf-8"), figures)
+    if page is None:
+        raise RetargetError(f"'{report}' is no report of a port; nothing was added to it")
+    with atomic_path(report) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
 def write_table(figures: Mapping[str, Any]) -> str:
     """All points as CSV: what each is made of, and its scores; the models are marked with their names.
 
@@ -202,11 +231,8 @@ def write_table(figures: Mapping[str, Any]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     names = [model["name"] for model in figures["models"]]
     writer.writerow(["model", "x", "y", *(f"share of {name}" for name in names), "loss", "top1", "top5"])
+    corners = {tuple(float(i == number) for i in range(len(names))): name for number, name in enumerate(names)}
     for point in figures["points"]:
-        whole = (
-            names[point["shares"].index(1.0)]
-            if sorted(point["shares"])[-1:] == [1.0] and point["shares"].count(0.0) == len(names) - 1
-            else ""
-        )
+        whole = corners.get(tuple(point["shares"]), "")
         writer.writerow([whole, point["x"], point["y"], *point["shares"], point["loss"], point["top1"], point["top5"]])
     return text.getvalue()

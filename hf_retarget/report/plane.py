@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import number, percent, render
+from hf_retarget.report.page import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,7 +158,7 @@ def _accuracy_levels(figures: Figures) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     scores = [each["top1"] for each in figures["points"]]
-    return _rising(MaxNLocator(_LEVELS).tick_values(min(scores), max(scores)).tolist())
+    return _rising([float(tick) for tick in MaxNLocator(_LEVELS).tick_values(min(scores), max(scores))])
 
 
 def _loss_levels(figures: Figures) -> list[float]:
@@ -251,36 +251,3 @@ def _as_percent(axes: Axes) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-# ---- the page
-
-
-def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
-    """plane.html: the picture with tooltips, the models, and what was done; it needs no network.
-
-    Example:
-        >>> Path("plane.html").write_text(draw_plane_page(figures))      # doctest: +SKIP
-    """
-    names = [each["name"] for each in figures["models"]]
-    return render(
-        "plane.html",
-        title=f"Between {', '.join(names[:-1])} and {names[-1]}",
-        figures=figures,
-        chart=chart or draw_plane(figures),
-        words=describe_plane(figures),
-        models=[
-            (each["name"], percent(each["top1"]), number(each["loss"]), _permuted(each["permuted"]), each["reference"])
-            for each in figures["models"]
-        ],
-        distances=[
-            (name, *(number(value) for value in row)) for name, row in zip(names, figures["distances"], strict=True)
-        ],
-    )
-
-
-def _permuted(how: Mapping[str, Any] | None) -> str:
-    if how is None:
-        return "no"
-    words = "by weight matching" if how["by"] == "match" else f"by {how['by']}"
-    return f"{words} ({percent(how['moved'], 0)} of the neurons)"
