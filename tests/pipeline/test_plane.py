@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
+from hf_retarget.files import load_tensors
 from hf_retarget.models import load_checkpoint
 from hf_retarget.pipeline.plane import name_references
 from hf_retarget.pipeline.plane_result import find_barrier
@@ -304,3 +305,36 @@ def test_names_tell_references_apart():
     assert name_references(["x/a", "y/b"]) == ["a", "b"]
     assert name_references(["x/a/m", "y/a/m", "y/b/m"]) == ["x/a/m", "y/a/m", "y/b/m"]
     assert name_references(["m/", "m"]) == ["m", "m (2)"]
+
+
+# ---- the report of a port
+
+
+def test_a_plane_becomes_part_of_the_report_of_a_port(colours, tmp_path):
+    old, new = make_net(0), make_net(1)
+    tuned = make_net(0)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    short = SMALL.override(**{"port.steps": 2, "port.grad_batches": 1, "port.check": False})
+    ported = rt.port(old, tuned, new, str(colours), recipe=short, device="cpu").save(tmp_path / "ported")
+    port = json.loads((ported / "port.json").read_text())
+    model = make_net(1)
+    model.load_state_dict(load_tensors(ported / "model.safetensors")[0])
+    before = (ported / "report.html").read_text()
+    models = {"<b>port</b>": model, "tuned": tuned}
+    for _ in range(2):
+        found = survey(models, colours, grid=3, permute={"tuned": ported}, report=ported, overwrite=True)
+    assert found.figures["models"][0]["loss"] == port["test"]["port"]["loss"], "the score that the port had"
+    assert (ported / "plane" / "plane.json").is_file()
+    page = (ported / "report.html").read_text()
+    assert page.count('<section id="plane">') == 1, "a new plane goes in the place of the old one"
+    assert page.index('id="moved"') < page.index('id="plane"') < page.index('<section id="cost">')
+    assert "&lt;b&gt;port&lt;/b&gt;" in page
+    assert "<b>port</b>" not in page
+    assert page.replace(page[page.index("<!-- plane -->") : page.index("<!-- end of plane -->") + 22], "") == before
+    with pytest.raises(rt.RetargetError, match=r"no report\.html"):
+        survey(models, colours, grid=3, report=tmp_path)
+    (tmp_path / "report.html").write_text("somebody else's")
+    with pytest.raises(rt.RetargetError, match="no report of a port"):
+        survey(models, colours, grid=3, report=tmp_path)
