@@ -27,6 +27,7 @@ from hf_retarget.errors import (
 )
 
 if TYPE_CHECKING:
+    from hf_retarget.compare import PortComparison, compare_ports
     from hf_retarget.finetune.recorder import TrajectoryRecorder
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
     from hf_retarget.graph.check import CheckResult, Control, check
@@ -45,6 +46,7 @@ _LAZY = {
     **dict.fromkeys(
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
+    **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.compare.groups"),
     "Match": "hf_retarget.matching.descent",
     "PlaneResult": "hf_retarget.pipeline.plane_result",
     "PortResult": "hf_retarget.pipeline.result",
@@ -80,6 +82,7 @@ __all__ = [
     "PermutationGraph",
     "PinnedAxis",
     "PlaneResult",
+    "PortComparison",
     "PortError",
     "PortResult",
     "Recipe",
@@ -91,6 +94,7 @@ __all__ = [
     "TrajectoryRecorder",
     "UnknownOperator",
     "check",
+    "compare_ports",
     "load_recipe",
     "match",
     "plane",

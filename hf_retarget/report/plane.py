@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NAME = 28  # letters of a model's name in the picture
 _INK, _PAPER = "#202020", "#fdfdfd"  # on top of contours, whose colours are the same on light and dark screens
-_CELLS = 700  # tooltips in a panel, at most: more make a heavy page
+_CELLS = 400  # tooltips in a panel, at most: more make a heavy page
 _LEVELS = 12
 _SQUARE = 0.35  # sides whose ratio is beyond this are drawn to different scales, or the picture would be a strip
 _WORST = 3.0  # times the range of losses among the models that the colours of the loss tell apart
@@ -62,7 +62,7 @@ def describe_plane(figures: Figures) -> str:
 def _draw_line(figures: Figures) -> Chart:
     drawing = Drawing("plane", 8.2, 3.2, panels=2)
     points = sorted(figures["points"], key=lambda point: float(point["x"]))
-    names = [clean(each["name"], _NAME) for each in figures["models"]]
+    names = _names(figures)
     places = [each["x"] for each in points]
     tips = [f"{_mixture(each, names)}\n{_scores(each)}" for each in points]
     for axes, key, words in zip(drawing.panels, ("top1", "loss"), ("accuracy", "loss"), strict=True):
@@ -222,7 +222,7 @@ def _mark_models(axes: Axes, models: Sequence[Mapping[str, Any]]) -> None:
 def _add_cells(drawing: Drawing, axes: Axes, figures: Figures) -> None:
     from matplotlib.patches import Rectangle
 
-    columns, rows, names = figures["grid"]["x"], figures["grid"]["y"], [each["name"] for each in figures["models"]]
+    columns, rows, names = figures["grid"]["x"], figures["grid"]["y"], _names(figures)
     values = {(each["x"], each["y"]): each for each in figures["points"]}
     every = math.ceil(math.sqrt(len(columns) * len(rows) / _CELLS))
     columns, rows = columns[::every], rows[::every]
@@ -236,6 +236,10 @@ def _add_cells(drawing: Drawing, axes: Axes, figures: Figures) -> None:
             drawing.tip(cell, f"{_mixture(values[x, y], names)}\n{_scores(values[x, y])}")
     axes.set_xlim(figures["grid"]["x"][0], figures["grid"]["x"][-1])
     axes.set_ylim(figures["grid"]["y"][0], figures["grid"]["y"][-1])
+
+
+def _names(figures: Figures) -> list[str]:
+    return [clean(each["name"], _NAME) for each in figures["models"]]
 
 
 def _mixture(point: Mapping[str, Any], names: Sequence[str]) -> str:
