@@ -92,6 +92,8 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     told = errors.splitlines()
     assert any(line.startswith("head: zero (the heads differ in size") for line in told)
     assert sum(line.startswith("step ") for line in told) == 3
+    assert told[-2] == f"Look: {out}/report.html"
+    assert [line.split()[0] for line in told[-4:-2]] == ["port", "naive"], "the curves in a line each"
     assert told[-1].startswith(f"Next: hf-retarget finetune {out} --data {out}/recipe.yaml")
     assert not any("Warning" in line or "\r" in line for line in told)
 
@@ -100,7 +102,7 @@ def test_the_command_is_kept_without_the_token(whole):
     _, _, out = whole
     command = json.loads((out / "port.json").read_text())["command"]
     assert command.startswith("hf-retarget port --src-base ")
-    assert not any(b"hf_secret" in path.read_bytes() for path in out.iterdir())
+    assert not any(b"hf_secret" in path.read_bytes() for path in out.rglob("*") if path.is_file())
     assert command in (out / "README.md").read_text()
 
 

@@ -85,7 +85,8 @@ def _cosines(problem: Problem, state: State, found: Match, target: Tensors, sour
     def moved(permutation: Permutation) -> float | None:
         return cosine(target, problem.graph.apply(permutation, source))
 
-    return Cosines(cosine(target, source), moved(state.permutation), moved(found.permutation))
+    unseen = moved(state.permutation) if state.step else None  # before the first step, nothing was matched
+    return Cosines(cosine(target, source), unseen, moved(found.permutation))
 
 
 @method("fgmt")

@@ -19,6 +19,7 @@ KINDS = ("only ours", "only theirs", "neither", "both")
 """Who is right."""
 
 _SIDE = 112  # pixels, at most
+_SMALL = 4096  # bytes up to which a picture is kept exactly
 _RULE = "as many of each kind as there are, up to a share; within a kind drawn at random with the seed of the port"
 
 
@@ -82,12 +83,13 @@ def _kind(ours: bool, theirs: bool) -> str:
 
 
 def _thumbnail(test: Split, number: int) -> bytes | None:
-    """The image, small, in whichever format takes less room; None if it cannot be shown, which is no reason to fail."""
+    """The image, small, as PNG or JPEG; None if it cannot be shown, which is no reason to fail."""
     try:
         image = test.image(number)
         small = image.convert("L" if image.mode in ("1", "L") else "RGB")
         small.thumbnail((_SIDE, _SIDE))
-        return min((_encode(small, format="PNG"), _encode(small, format="JPEG", quality=80)), key=len)
+        exact = _encode(small, format="PNG")
+        return exact if len(exact) <= _SMALL else min(exact, _encode(small, format="JPEG", quality=80), key=len)
     except Exception:  # decoders raise whatever they like
         return None
 

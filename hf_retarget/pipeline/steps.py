@@ -118,7 +118,7 @@ class Diary:
         indices = {group.name: tensors[_PERMUTATION + group.name] for group in self.graph.groups}
         weights = {name: tensors[_WEIGHTS + name] for name in about["order"]}
         permutation = Permutation(self.graph.fingerprint, indices)
-        best = Best(facts["best"], weights, permutation, about["batchnorm"], about["fit"])
+        best = Best(facts["best"], weights, permutation, about["batchnorm"], about.get("fit", {}))
         return State.load(self._state(facts["step"]), self.graph), history, best
 
     def _write_best(self, best: Best) -> None:

@@ -38,6 +38,8 @@ _FONT = "DejaVu Sans"  # comes with matplotlib: the same picture everywhere
 # XML forbids most control characters even when escaped; a label may still contain them.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
+_DPI = 130  # of a PNG
+
 _STYLE: dict[Any, Any] = {
     "font.family": [_FONT],
     "font.size": 9.5,
@@ -59,7 +61,7 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 2.0,
     "lines.markersize": 5.0,
-    "savefig.dpi": 120,
+    "figure.dpi": 72,
     "svg.fonttype": "none",  # text stays text: small, readable aloud, searchable
 }
 
@@ -95,7 +97,7 @@ class Drawing:
         True
     """
 
-    def __init__(self, name: str, width: float = 5.4, height: float = 3.3, panels: int = 1) -> None:
+    def __init__(self, name: str, width: float = 5.0, height: float = 3.3) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -103,8 +105,7 @@ class Drawing:
         self._tips: dict[str, str] = {}
         with rc_context(_STYLE):
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.panels: tuple[Any, ...] = tuple(self.figure.subplots(1, panels, squeeze=False)[0])
-            self.axes: Any = self.panels[0]
+            self.axes: Any = self.figure.subplots()
 
     def tip(self, artist: Artist, text: str) -> None:
         """Show `text` when somebody points at what was drawn, or comes to it with the arrow keys."""
@@ -144,6 +145,8 @@ class Drawing:
     def finish(self, alt: str) -> Chart:
         """Render. The same drawing gives the same bytes."""
         from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.text import Text
 
         svg, png = io.StringIO(), io.BytesIO()
@@ -152,10 +155,15 @@ class Drawing:
             text.set_text(clean(text.get_text()))
         with rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in the page, the browser has it
-            self.figure.draw_without_rendering()
-            self.figure.set_layout_engine("none")  # all is in its place: not to be found out again for each format
-            self.figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-            self.figure.savefig(png, format="png", metadata={"Software": None})
+            # Not savefig, which puts everything in its place and draws it twice for each format.
+            layout: Any = self.figure.get_layout_engine()
+            layout.execute(self.figure)
+            self.figure.set_layout_engine("none")
+            canvas: Any = FigureCanvasSVG(self.figure)
+            canvas.print_svg(svg, metadata={"Date": None, "Creator": None})
+            self.figure.set_dpi(_DPI)
+            canvas = FigureCanvasAgg(self.figure)
+            canvas.print_png(png, metadata={"Software": None})
         root = ElementTree.fromstring(_FORBIDDEN.sub("�", svg.getvalue()))
         for each in root.findall(f"{{{_SVG}}}metadata"):
             root.remove(each)

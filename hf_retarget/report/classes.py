@@ -55,7 +55,7 @@ def draw_classes(document: Document) -> Chart | None:
     if not rows:
         return None
     shown = rows if len(rows) <= _MANY else [*rows[: _MANY // 2], *rows[-_MANY // 2 :]]
-    drawing = Drawing("classes", 5.4, 1.3 + 0.24 * len(shown))
+    drawing = Drawing("classes", 5.0, 1.3 + 0.24 * len(shown))
     axes, places = drawing.axes, list(range(len(shown)))
     us, them = ours(document), theirs(document)
     words = {"port": "port", "finetuned": "port, fine-tuned on", "control": "plain fine-tuning", "naive": "naive port"}
@@ -96,7 +96,7 @@ def draw_confusion(document: Document) -> Chart | None:
     if not matrix:
         return None
     names, few = class_names(document), len(matrix) <= _CELLS
-    drawing = Drawing("confusion", 5.4, 5.0)
+    drawing = Drawing("confusion", 5.0, 4.8)
     axes = drawing.axes
     shares = [[each / (sum(row) or 1) for each in row] for row in matrix]
     if few:

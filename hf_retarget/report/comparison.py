@@ -24,7 +24,7 @@ WORDS = {
 _PAINTS = ("port", "naive", "control", "finetuned", "oracle", "tuned")
 _STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 _MARKS = {"port": "o", "finetuned": "D", "control": "v", "naive": "s", "tuned": "*", "tuned_target": "^", "base": "x"}
-_NAME = 46  # letters of a group's name in a chart
+_NAME = 30  # letters of a group's name in a chart; if one has more, the groups are numbered there
 
 
 def describe_spread(spread: Mapping[str, Any] | None, kind: str = "percent") -> str:
@@ -61,15 +61,31 @@ def list_rows(document: Document) -> list[tuple[str, ...]]:
     """
     return [
         (
-            group["name"],
+            name,
             str(len(group["runs"])),
             *(describe_spread(group["top1"].get(name)) for name in _shown(document)),
             describe_spread(group["best_step"], "number"),
             describe_spread(group["minibatches"], "number"),
             describe_spread(group["seconds"], "seconds"),
         )
-        for group in document["groups"]
+        for name, group in zip(list_names(document), document["groups"], strict=True)
     ]
+
+
+def list_names(document: Document) -> list[str]:
+    """The groups as a table calls them: with a number if the charts use it.
+
+    Example:
+        >>> list_names({"groups": [{"name": "fgmt"}, {"name": "fgmt, with so many differences that it is long"}]})
+        ['1: fgmt', '2: fgmt, with so many differences that it is long']
+    """
+    names = [group["name"] for group in document["groups"]]
+    return [name if name == label else f"{label}: {name}" for name, label in zip(names, _labels(document), strict=True)]
+
+
+def _labels(document: Document) -> list[str]:
+    names = [clean(group["name"]) for group in document["groups"]]
+    return names if max(map(len, names)) <= _NAME else [str(number) for number in range(1, len(names) + 1)]
 
 
 def _shown(document: Document) -> list[str]:
@@ -87,9 +103,9 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
     count = sum(len(group["runs"]) for group in groups)
     charts = (draw_scores(document), draw_curves(document), draw_prices(document))
     runs = [
-        (run["name"], group["name"], *(percent(run["top1"].get(name)) for name in _shown(document)), run["best_step"],
+        (run["name"], name, *(percent(run["top1"].get(name)) for name in _shown(document)), run["best_step"],
          run["verdict"])
-        for group in groups for run in group["runs"]
+        for name, group in zip(list_names(document), groups, strict=True) for run in group["runs"]
     ]  # fmt: skip
     return render(
         "comparison.html",
@@ -137,7 +153,7 @@ def draw_scores(document: Document) -> Chart:
             axes.axhline(height, color=COLOURS["line"], linewidth=0.8)
         height += 1
     axes.axvline(document["chance"], color=COLOURS["muted"], linewidth=1.1, linestyle=":", label="chance")
-    axes.set_yticks(ticks, [clean(group["name"], _NAME) for group in groups])
+    axes.set_yticks(ticks, _labels(document))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_ylim(height - 0.5, -0.9)
@@ -162,13 +178,13 @@ def draw_curves(document: Document) -> Chart:
 
     drawing = Drawing("curves", 6.8, 4.0)
     texts: dict[float, list[str]] = {}
-    for number, group in enumerate(groups):
+    for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
         paint = _paint(number)
         for run in group["runs"]:
             xy = [(place(at, run), top1) for at, top1 in run["curve"]]
             drawing.axes.plot(*zip(*xy, strict=True), **paint, linewidth=0.8, alpha=0.5)
         mean = [(place(at, group["runs"][0]), top1) for at, top1 in group["curve"]]
-        drawing.axes.plot(*zip(*mean, strict=True), **paint, linewidth=2.6, label=clean(group["name"], _NAME))
+        drawing.axes.plot(*zip(*mean, strict=True), **paint, linewidth=2.6, label=label)
         for at, top1 in mean:
             texts.setdefault(at, [f"step {at:g}" if same else f"{at:.0%} of the way"]).append(
                 f"{group['name']}: {percent(top1)}"
@@ -183,7 +199,7 @@ def draw_curves(document: Document) -> Chart:
         drawing.counts()
     else:
         drawing.percents("x")
-    drawing.legend(1 if any(len(group["name"]) > 30 for group in groups) else 2)
+    drawing.legend(3)
     ends = "; ".join(f"{group['name']} ends at {percent(group['curve'][-1][1])}" for group in groups if group["curve"])
     return drawing.finish(f"Validation accuracy along the fine-tuning, mean of each group: {ends}.")
 
@@ -195,14 +211,14 @@ def draw_prices(document: Document) -> Chart | None:
         return None
     drawing = Drawing("prices", 6.8, 4.0)
     texts: dict[float, list[str]] = {}
-    for number, group in enumerate(groups):
+    for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
         paint = _paint(number)["color"]
         for name, style in (("finetuned", "-"), ("control", (0, (4, 2)))):
             for run in group["runs"]:
                 if curve := run["curves"].get(name):
                     drawing.axes.plot(*zip(*curve, strict=True), color=paint, linestyle=style, linewidth=0.8, alpha=0.5)
             if mean := group["curves"][name]:
-                words = f"{clean(group['name'], _NAME)}: {'port, fine-tuned on' if name == 'finetuned' else 'control'}"
+                words = f"{label}: {'port, fine-tuned on' if name == 'finetuned' else 'control'}"
                 drawing.axes.plot(*zip(*mean, strict=True), color=paint, linestyle=style, linewidth=2.4, label=words)
                 for at, top1 in mean:
                     texts.setdefault(at, [f"after {at:,.0f} images"]).append(f"{words}: {percent(top1)}")
@@ -212,7 +228,7 @@ def draw_prices(document: Document) -> Chart | None:
     drawing.axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     drawing.axes.set_ylabel("validation accuracy")
     drawing.percents()
-    drawing.legend(1)
+    drawing.legend(2)
     return drawing.finish(
         "Validation accuracy over training images: fine-tuning after the port, and plain fine-tuning."
     )

@@ -45,7 +45,7 @@ def draw_curve(document: Document) -> Chart:
     Example:
         >>> draw_curve(document).save("figures")      # doctest: +SKIP
     """
-    drawing = Drawing("curve", 6.4, 4.0)
+    drawing = Drawing("curve", 5.0, 3.7)
     axes = drawing.axes
     walks, levels = list_walks(document), list_levels(document)
     texts: dict[int, list[str]] = {}
@@ -87,7 +87,7 @@ def draw_price(document: Document) -> Chart | None:
     paid = list_paid(document)
     if not paid.keys() & {"control", "finetuned"}:
         return None
-    drawing = Drawing("price", 6.4, 4.0)
+    drawing = Drawing("price", 5.0, 3.7)
     styles = {"port": ("o-", "port"), "finetuned": ("D-", "port, fine-tuned on"), "control": ("v--", LEVELS["control"])}
     texts: dict[float, list[str]] = {}
     for name, points in paid.items():
@@ -140,7 +140,7 @@ def draw_cosines(document: Document) -> Chart | None:
     steps = [each for each in document["steps"] if each.get("cosines")]
     if not steps:
         return None
-    drawing = Drawing("gradients", 5.4, 3.6)
+    drawing = Drawing("gradients", 5.0, 3.5)
     kinds = {
         "after": ("neurons matched", "o-", "port"),
         "unseen": ("matched without having seen them", "D:", "finetuned"),

@@ -25,7 +25,7 @@ def draw_moved(document: Document) -> Chart | None:
     groups = list_groups(document)
     if not groups or not any(group["moved"] for group in groups):
         return None
-    drawing = Drawing("moved", 5.4, 3.3)
+    drawing = Drawing("moved", 5.0, 3.2)
     places = list(range(1, len(groups) + 1))
     drawing.axes.bar(places, [group["moved"] for group in groups], color=COLOURS["port"], width=0.75)
     drawing.columns(places, [_describe(group) for group in groups])
@@ -49,7 +49,7 @@ def draw_groups(document: Document) -> Chart | None:
     known = [(at, group) for at, group in enumerate(groups, start=1) if group.get("after") is not None]
     if not known:
         return None
-    drawing = Drawing("groups", 5.4, 3.6)
+    drawing = Drawing("groups", 5.0, 3.5)
     places, fits = [at for at, _ in known], [group for _, group in known]
     before, after = ([group[key] for group in fits] for key in ("before", "after"))
     drawing.axes.vlines(places, before, after, color=COLOURS["line"], linewidth=2.5, zorder=2)
@@ -78,7 +78,7 @@ def draw_sweeps(document: Document) -> Chart | None:
     if not objectives or not fit.get("perfect"):
         return None
     shares = [value / fit["perfect"] for value in (fit["identity"], *objectives)]
-    drawing = Drawing("sweeps", 5.4, 3.3)
+    drawing = Drawing("sweeps", 5.0, 3.2)
     places = list(range(len(shares)))
     drawing.axes.plot(places, shares, "o-", color=COLOURS["port"])
     words = ["before: no neuron moved", *(f"after sweep {place}" for place in places[1:])]
@@ -106,14 +106,17 @@ def draw_batchnorm(document: Document) -> Chart | None:
     layers = document["batchnorm"]["statistics"]
     if not layers:
         return None
-    drawing = Drawing("batchnorm", 5.4, 3.6)
+    drawing = Drawing("batchnorm", 5.0, 3.5)
     places = list(range(1, len(layers) + 1))
     sides = {"before": ("as the new base had it", "s--", "naive"), "after": ("after the reset", "o-", "port")}
     for side, (words, style, paint) in sides.items():
         values = [each[side]["variance"] for each in layers.values()]
         drawing.axes.plot(places, values, style, color=COLOURS[paint], label=words)
     positive = all(each[side]["variance"] > 0 for each in layers.values() for side in sides)
-    drawing.axes.set_yscale("log" if positive else "linear")
+    if positive:
+        drawing.axes.set_yscale("log")
+        drawing.axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        drawing.axes.yaxis.set_minor_formatter("")
     drawing.columns(
         places,
         [

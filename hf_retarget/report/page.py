@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_retarget.report.chart import Chart, clean
+
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
-
-    from hf_retarget.report.chart import Chart
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -24,7 +24,7 @@ def render(template: str, /, **values: Any) -> str:
         >>> "<title>a &lt; b</title>" in render("base.html", title="a < b")
         True
     """
-    return _environment().get_template(template).render(**values)
+    return clean(_environment().get_template(template).render(**values))
 
 
 @lru_cache(maxsize=1)

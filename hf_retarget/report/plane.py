@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
+from hf_retarget.report.chart import _STYLE, COLOURS, Chart, Drawing, clean
 from hf_retarget.report.page import number, percent
 
 if TYPE_CHECKING:
@@ -20,6 +20,19 @@ _SQUARE = 0.35  # sides whose ratio is beyond this are drawn to different scales
 _WORST = 3.0  # times the range of losses among the models that the colours of the loss tell apart
 
 Figures = Mapping[str, Any]
+
+
+class _Pair(Drawing):
+    """Two charts beside each other: accuracy and loss."""
+
+    def __init__(self, width: float, height: float) -> None:
+        from matplotlib import rc_context
+
+        super().__init__("plane", width, height)
+        self.figure.clear()
+        with rc_context(_STYLE):
+            self.panels: tuple[Any, Any] = tuple(self.figure.subplots(1, 2))
+        self.axes = self.panels[0]
 
 
 def draw_plane(figures: Figures) -> Chart:
@@ -60,7 +73,7 @@ def describe_plane(figures: Figures) -> str:
 
 
 def _draw_line(figures: Figures) -> Chart:
-    drawing = Drawing("plane", 8.2, 3.2, panels=2)
+    drawing = _Pair(8.2, 3.2)
     points = sorted(figures["points"], key=lambda point: float(point["x"]))
     names = _names(figures)
     places = [each["x"] for each in points]
@@ -75,7 +88,7 @@ def _draw_line(figures: Figures) -> Chart:
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [names[0], "¼", "½", "¾", names[1]])
         _mark_barrier(axes, figures["barrier"], key, ends)
         drawing.columns(places, tips, axes)
-    _as_percent(drawing.panels[0])
+    drawing.percents()
     return drawing.finish(describe_plane(figures))
 
 
@@ -99,7 +112,7 @@ def _draw_contours(figures: Figures) -> Chart:
     grid, models = figures["grid"], figures["models"]
     wide, high = (grid[axis][-1] - grid[axis][0] for axis in ("x", "y"))
     equal = _SQUARE < high / wide < 1 / _SQUARE
-    drawing = Drawing("plane", 9.0, 0.7 + 3.6 * (min(max(high / wide, 0.5), 1.3) if equal else 0.9), panels=2)
+    drawing = _Pair(9.0, 0.7 + 3.6 * (min(max(high / wide, 0.5), 1.3) if equal else 0.9))
     values = {(each["x"], each["y"]): each for each in figures["points"]}
     accuracy, loss = drawing.panels
     _fill(
@@ -249,9 +262,3 @@ def _mixture(point: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _scores(point: Mapping[str, Any]) -> str:
     return f"accuracy {percent(point['top1'])}, loss {number(point['loss'])}"
-
-
-def _as_percent(axes: Axes) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

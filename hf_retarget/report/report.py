@@ -23,6 +23,7 @@ from hf_retarget.report.tables import (
     list_options,
     list_steps,
     list_tests,
+    name_input,
     split_verdict,
 )
 
@@ -88,10 +89,11 @@ def compose_report(
     words = {name: _attempt(name, partial(_CAPTIONS[name], document), problems) for name in drawn
              if name in _CAPTIONS}  # fmt: skip
     mark, verdict, kind = split_verdict(document["verdict"])
-    target = Path(str(document["inputs"]["target"]["reference"])).name
+    names = {side: name_input(document["inputs"][side]) for side in ("source", "tuned", "target")}
     html = render(
         "report.html",
-        title=f"{document['inputs']['target']['architecture']}: a fine-tuning, ported to {target}",
+        title=f"{document['inputs']['target']['architecture']}: a fine-tuning, ported to a new base",
+        names=names,
         document=document,
         mark=mark,
         verdict=verdict,
@@ -99,7 +101,7 @@ def compose_report(
         facts=list_facts(document),
         tests=list_tests(document),
         steps=list_steps(document),
-        charts=drawn,
+        charts=charts,
         captions={name: text or "" for name, text in words.items()},
         classes=[(name, percent(mine), percent(other)) for name, mine, other in list_classes(document)],
         confusions=list_confusions(document),

@@ -70,7 +70,8 @@ def draw_samples(document: Document, thumbnails: Mapping[int, bytes]) -> Chart |
         axes.imshow(shape, extent=(x - wide, x + wide, y + high, y - high), interpolation="nearest")
         lines = [clean(_name(names, each["label"]), 16)]
         lines += [
-            f"{WHO.get(who, who)[:5]}: {clean(_name(names, guess), 11)}" for who, guess in each["predictions"].items()
+            f"{WHO.get(who, who).split()[0]}: {clean(_name(names, guess), 11)}"
+            for who, guess in each["predictions"].items()
         ]
         axes.text(x, y + 0.48, "\n".join(lines), ha="center", va="top", fontsize=6.5, color=COLOURS["text"])
     axes.set_xlim(-0.55, _COLUMNS - 0.45)

@@ -16,7 +16,7 @@ STAGES = {
     "batchnorm": "BatchNorm reset",
     "evaluation": "evaluation",
     "finetuned": "fine-tuning after the port",
-    "control": "plain fine-tuning, to compare",
+    "control": "plain fine-tuning (to compare)",
 }
 
 
@@ -39,7 +39,7 @@ def draw_time(document: dict[str, Any]) -> Chart | None:
     stages = list_stages(document)
     if not stages:
         return None
-    drawing = Drawing("time", 5.4, 0.9 + 0.28 * len(stages))
+    drawing = Drawing("time", 5.0, 0.9 + 0.28 * len(stages))
     places = list(range(len(stages)))
     drawing.axes.barh(places, [seconds for _, seconds, _ in stages], color=COLOURS["port"], height=0.7)
     drawing.rows(

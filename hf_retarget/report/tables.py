@@ -74,15 +74,24 @@ def list_steps(document: Document) -> list[tuple[str, ...]]:
     return rows
 
 
+def name_input(side: dict[str, Any]) -> str:
+    """What a model is called. A report may be read by anybody: of a local path it tells the last part only.
+
+    Example:
+        >>> name_input({"reference": "/home/me/tuned", "revision": None})
+        'tuned'
+    """
+    reference = str(side["reference"])
+    return reference if side["revision"] else Path(reference).name
+
+
 def list_inputs(document: Document) -> list[tuple[str, str]]:
     """What went in: models, their revisions and hashes, images; and what made the result."""
     inputs, rows = document["inputs"], []
     sides = {"source": "old base", "tuned": "its fine-tuning", "target": "new base", "tuned_target": "real fine-tuning"}
     for side, words in sides.items():
         if each := inputs.get(side):
-            # A report may be read by anybody: of a local path it tells the last part only.
-            name = str(each["reference"]) if each["revision"] else Path(str(each["reference"])).name
-            lines = [name, each["architecture"]]
+            lines = [name_input(each), each["architecture"]]
             lines += [f"revision {each['revision']}"] if each["revision"] else []
             lines += [f"{file} sha256 {value}" for file, value in each["hashes"].items()]
             rows.append((words, "\n".join(lines)))
