@@ -103,10 +103,10 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
     count = sum(len(group["runs"]) for group in groups)
     charts = (draw_scores(document), draw_curves(document), draw_prices(document))
     runs = [
-        (run["name"], name, *(percent(run["top1"].get(name)) for name in _shown(document)), run["best_step"],
-         run["verdict"])
-        for name, group in zip(list_names(document), groups, strict=True) for run in group["runs"]
-    ]  # fmt: skip
+        (run["name"], label, *(percent(run["top1"].get(name)) for name in _shown(document)), run["best_step"])
+        for label, group in zip(_labels(document), groups, strict=True)
+        for run in group["runs"]
+    ]
     return render(
         "comparison.html",
         title=f"{count} port{'s' * (count > 1)} beside each other",
@@ -115,7 +115,7 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
         differing=[name.replace("_", " ") for name in document["differing"]],
         columns=list_columns(document),
         rows=[tuple(cell.replace(" ± ", "\u00a0±\u00a0") for cell in row) for row in list_rows(document)],
-        run_columns=("port", "group", *(WORDS[name] for name in _shown(document)), "best step", "verdict"),
+        run_columns=("port", "group", *(WORDS[name] for name in _shown(document)), "best step"),
         runs=runs,
         charts=dict(zip(("scores", "curves", "prices"), charts, strict=True)),
     )
