@@ -27,12 +27,15 @@ from hf_retarget.errors import (
 )
 
 if TYPE_CHECKING:
+    from hf_retarget.compare import PortComparison, compare_ports
     from hf_retarget.finetune.recorder import TrajectoryRecorder
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
     from hf_retarget.graph.check import CheckResult, Control, check
     from hf_retarget.graph.trace import trace
     from hf_retarget.matching.descent import Match
     from hf_retarget.matching.methods import match
+    from hf_retarget.pipeline.plane import plane
+    from hf_retarget.pipeline.plane_result import PlaneResult
     from hf_retarget.pipeline.port import port
     from hf_retarget.pipeline.result import PortResult
     from hf_retarget.recipe import Recipe, load_recipe
@@ -43,11 +46,14 @@ _LAZY = {
     **dict.fromkeys(
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
+    **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.compare.groups"),
     "Match": "hf_retarget.matching.descent",
+    "PlaneResult": "hf_retarget.pipeline.plane_result",
     "PortResult": "hf_retarget.pipeline.result",
     "TrajectoryRecorder": "hf_retarget.finetune.recorder",
     **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
     "match": "hf_retarget.matching.methods",
+    "plane": "hf_retarget.pipeline.plane",
     "port": "hf_retarget.pipeline.port",
     "trace": "hf_retarget.graph.trace",
 }
@@ -75,6 +81,8 @@ __all__ = [
     "PermutationError",
     "PermutationGraph",
     "PinnedAxis",
+    "PlaneResult",
+    "PortComparison",
     "PortError",
     "PortResult",
     "Recipe",
@@ -86,8 +94,10 @@ __all__ = [
     "TrajectoryRecorder",
     "UnknownOperator",
     "check",
+    "compare_ports",
     "load_recipe",
     "match",
+    "plane",
     "port",
     "trace",
 ]

@@ -2,13 +2,14 @@
 
 from hf_retarget.models.build import empty_model, random_model
 from hf_retarget.models.checkpoint import Checkpoint
-from hf_retarget.models.compare import Comparison, compare, head_names
+from hf_retarget.models.compare import Comparison, check_alike, compare, head_names
 from hf_retarget.models.load import load_checkpoint
 from hf_retarget.models.save import save_model
 
 __all__ = [
     "Checkpoint",
     "Comparison",
+    "check_alike",
     "compare",
     "empty_model",
     "head_names",
