@@ -119,10 +119,22 @@ def fgmt_sign(problem: Problem, state: State) -> State:
     downhill, source = problem.gradient_at(state.weights, step), problem.source_gradient(step)
     state.stacks.add(downhill, source)
     found = problem.solve(state.stacks, state.permutation)
-    before, after = problem.trajectory.delta(step - 1), problem.trajectory.delta(step)
-    moves = problem.graph.apply(found.permutation, {name: after[name] - before[name] for name in after})
-    weights = {name: weight + _agreeing(moves[name], downhill.get(name)) for name, weight in state.weights.items()}
+    weights = _step_downhill(problem, state, found.permutation, downhill)
     return _state(step, weights, state.stacks, found, _cosines(problem, state, found, downhill, source))
+
+
+@method("naive-sign")
+def naive_sign(problem: Problem, state: State) -> State:
+    """The identity, but of each step only the entries that go downhill: what the mask alone makes of `fgmt-sign`."""
+    step, identity = state.step + 1, problem.graph.identity()
+    weights = _step_downhill(problem, state, identity, problem.gradient_at(state.weights, step))
+    return _state(step, weights, state.stacks, Match(identity, 0.0, ()), None)
+
+
+def _step_downhill(problem: Problem, state: State, permutation: Permutation, gradient: Tensors) -> Tensors:
+    before, after = problem.trajectory.delta(state.step), problem.trajectory.delta(state.step + 1)
+    moves = problem.graph.apply(permutation, {name: after[name] - before[name] for name in after})
+    return {name: weight + _agreeing(moves[name], gradient.get(name)) for name, weight in state.weights.items()}
 
 
 def _agreeing(move: Tensor, gradient: Tensor | None) -> Tensor:

@@ -32,7 +32,8 @@ def describe_rows(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     best = {"port": f" (best step {document['best_step']} of {document['steps_planned']})"}
     for name in ("naive", "oracle"):
         if document.get(f"{name}_best_step"):
-            best[name] = f" (best step {document[f'{name}_best_step']})"
+            masked = "same mask, " if name == "naive" and document.get("naive_method") == "naive-sign" else ""
+            best[name] = f" ({masked}best step {document[f'{name}_best_step']})"
     if document.get("gradients"):
         best["control"] = f" ({document['gradients']['control']:,} minibatches)"
     return [

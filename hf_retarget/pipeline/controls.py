@@ -75,8 +75,8 @@ class _Measuring:
         naive = oracle = None
         real = inputs.tuned_target
         if control != "none":
-            naive = self._walk("naive", "porting naively")
-            oracle = self._walk("oracle", "porting with the oracle's permutation") if real else None
+            naive = self._walk("naive", self.task.unmatched, "porting naively")
+            oracle = self._walk("oracle", "oracle", "porting with the oracle's permutation") if real else None
             self._level("tuned", inputs.tuned.in_float32())
             self._level("base", inputs.heads.target)
         if real is not None:
@@ -103,12 +103,12 @@ class _Measuring:
         self._score(name, lambda: self.judge.load(weights))
         self.levels[name] = self.judge.score(self.judge.inputs.data.validation).top1
 
-    def _walk(self, method: str, doing: str) -> Walk:
+    def _walk(self, name: str, method: str, doing: str) -> Walk:
         if self.task.method == method and self.task.permutation is None:
-            self.scores[method] = self.scores["port"]
+            self.scores[name] = self.scores["port"]
             return self.found
         found = walk(Task(self.task.problem, method), self.judge, doing=doing)
-        self._score(method, lambda: self.judge.load(found.best.weights))
+        self._score(name, lambda: self.judge.load(found.best.weights))
         return found
 
     @property

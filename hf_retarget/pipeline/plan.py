@@ -67,6 +67,8 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
     after = recipe.finetune.total_steps(len(inputs.data.train))
     extra = -(-after * recipe.finetune.batch_size // recipe.port.batch_size)
     control = gradients + extra if recipe.port.control == "full" else 0
+    naive = count_gradients(task.unmatched, task.steps, recipe.port.grad_batches)
+    compared = control + (naive if recipe.port.control != "none" else 0)
     return Plan(
         architecture=inputs.target.architecture,
         parameters=_size(inputs),
@@ -84,7 +86,7 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
         finetune_steps=after,
         compressed=task.problem.options.compression is not None,
         memory=_memory(inputs, task),
-        seconds=each * (gradients + control + extra + _FORWARD * _forwards(inputs, recipe.port, task.steps)),
+        seconds=each * (gradients + compared + extra + _FORWARD * _forwards(inputs, recipe.port, task.steps)),
         notes=(*inputs.comparison.notes, *inputs.data.notes),
     )
 

@@ -32,18 +32,19 @@ Tensors = Mapping[str, Tensor]
 Checkpoints = str | Path | Sequence[str | Path]
 """A folder that a TrajectoryRecorder wrote, or files in order."""
 
-_GRADIENT_METHODS = ("fgmt", "fgmt-sign", "permuted-source")
+_SIDES = {"fgmt": 2, "fgmt-sign": 2, "gmt": 2, "permuted-source": 2, "naive-sign": 1}
+"""On how many sides a method takes gradients; the others take none."""
 
 
 def count_gradients(method: str, steps: int, batches: int) -> int:
-    """How many gradients of a minibatch a method takes, on both sides together.
+    """How many gradients of a minibatch a method takes, on all sides together.
 
     Example:
         >>> count_gradients("fgmt", 10, 5), count_gradients("gmt", 10, 5), count_gradients("naive", 10, 5)
         (100, 550, 0)
     """
-    each = steps * (steps + 1) // 2 if method == "gmt" else steps if method in _GRADIENT_METHODS else 0
-    return 2 * each * batches
+    each = steps * (steps + 1) // 2 if method == "gmt" else steps
+    return _SIDES.get(method, 0) * each * batches
 
 
 def complete_recipe(
@@ -156,6 +157,11 @@ class Task:
     def steps(self) -> int:
         """T."""
         return self.problem.trajectory.steps
+
+    @property
+    def unmatched(self) -> str:
+        """The method that does the same without a permutation: the naive port, with which this one is compared."""
+        return "naive-sign" if self.permutation is None and self.method.endswith("-sign") else "naive"
 
     def advance(self, state: State | None) -> Iterator[State]:
         """The states after each step, from the beginning or from where another run stopped."""

@@ -10,10 +10,10 @@ from hf_retarget.evaluate import Score
 _CLEAR = 2.0  # standard errors
 
 
-def judge_port(scores: Mapping[str, Score], *, minibatches: int, control: str) -> str:
+def judge_port(scores: Mapping[str, Score], *, minibatches: int, control: str, naive: str = "naive") -> str:
     """One line: the accuracy, what it is compared with, whether the difference is more than chance, and what next.
 
-    `minibatches` is the price of the control.
+    `minibatches` is the price of the control, `naive` the method of the naive port.
 
     Example:
         >>> score = Score(1.0, 0.6, None, 400, (), (), ())
@@ -29,20 +29,20 @@ def judge_port(scores: Mapping[str, Score], *, minibatches: int, control: str) -
     other = scores.get("naive")
     if other is scores["port"]:  # the port is the naive one
         other = None
-    naive = f", {_difference(ours, other)} against the naive port" if other else ""
+    beside = f", {_difference(ours, other)} against the naive port" if other else ""
     if "control" not in scores:
         why = "not compared with plain fine-tuning; --control full does" if control != "full" else "there is no control"
-        return f"Undecided: {start}{naive}; {why}."
+        return f"Undecided: {start}{beside}; {why}."
     plain = scores["control"]
     against = f"{_difference(ours, plain)} against plain fine-tuning with the same {minibatches:,} minibatches"
     if not _is_clear(ours, plain):
-        return f"Undecided: {start}, {against}{naive}; {what} may be as good, more test images would tell."
+        return f"Undecided: {start}, {against}{beside}; {what} may be as good, more test images would tell."
     if plain.top1 > ours.top1:
-        return f"Not worth it: {start}, {against}{naive}; fine-tune the new base directly."
+        return f"Not worth it: {start}, {against}{beside}; fine-tune the new base directly."
     if other and not _is_clear(ours, other):
-        return f"Worth it, but not for its permutation: {start}, {against}{naive}; --method naive is as good."
+        return f"Worth it, but not for its permutation: {start}, {against}{beside}; --method {naive} is as good."
     further = "fine-tune it on to go further" if name == "port" else "fine-tune longer to go further"
-    return f"Worth it: {start}, {against}{naive}; {further}."
+    return f"Worth it: {start}, {against}{beside}; {further}."
 
 
 def _difference(ours: Score, theirs: Score) -> str:

@@ -13,7 +13,7 @@ def _option(default: Any, help: str, **limits: Any) -> Any:
 
 
 # By name, because to import the methods is to import torch; a test compares them with the registered ones.
-METHODS = ("fgmt", "fgmt-sign", "gmt", "naive", "oracle", "permuted-source", "rebasin")
+METHODS = ("fgmt", "fgmt-sign", "gmt", "naive", "naive-sign", "oracle", "permuted-source", "rebasin")
 HEADS = ("auto", "zero", "shared", "given", "own")
 CONTROLS = ("full", "naive", "none")
 

@@ -70,6 +70,7 @@ def test_gradient_budgets(network, noise):
     for method, expected in {
         "fgmt": 2 * 3,
         "fgmt-sign": 2 * 3,
+        "naive-sign": 3,
         "gmt": 2 * (1 + 2 + 3),
         "naive": 0,
         "rebasin": 0,
