@@ -103,9 +103,7 @@ class Bench:
 
     def _train(self, name: str, how: Training, kept: Kept, key: dict[str, Any], share: float, seed: int) -> None:
         self.say(f"training the base {name}: {how.steps} steps")
-        recipe = self.recipe.override(
-            **{"data.classes": self.task.before_classes, **how.overrides(how.lrs[0], seed)}
-        )
+        recipe = self.recipe.override(**{"data.classes": self.task.before_classes, **how.overrides(how.lrs[0], seed)})
         if share < 1:
             of = self.task.before_classes
             names = self.pictures["train"].classes

@@ -156,9 +156,7 @@ def mobilenet(num_classes: int = 1000) -> nn.Module:
         5
     """
     images = {"input_size": (3, 96, 96), "crop_pct": 1.0}
-    model: nn.Module = timm.create_model(
-        "mobilenetv2_100", num_classes=num_classes, pretrained_cfg_overlay=images
-    )
+    model: nn.Module = timm.create_model("mobilenetv2_100", num_classes=num_classes, pretrained_cfg_overlay=images)
     return model
 
 

@@ -75,8 +75,8 @@ class Run:
             given["checkpoints"] = Path(source["folder"]) / "trajectory"
         if plan.port.head == "given":
             given["initial_head"] = Path(source["folder"]) / "initial_head.safetensors"
-        began = time.perf_counter()
-        ported = self._ported()
+        began, unfinished = time.perf_counter(), self._open(key)
+        ported = self.kept.folder / "ported"
         result = rt.port(
             old,
             bench.network(bench.classes, weights_of(source)),
@@ -86,7 +86,8 @@ class Run:
             tuned_target=bench.network(bench.classes, weights_of(direct)),
             gradient_cache=bench.common / "gradients",
             out=ported,
-            overwrite=True,
+            resume=unfinished,
+            overwrite=not unfinished,
             command=f"python benchmarks/quality.py {bench.task.name} --method {self.method} --seed {self.seed}",
             **given,
         )
@@ -94,9 +95,14 @@ class Run:
         facts = {"best_step": result.best_step, "seconds": round(time.perf_counter() - began, 1)}
         return self.kept.finish(key, facts)
 
-    def _ported(self) -> Path:
+    def _open(self, key: dict[str, Any]) -> bool:
+        """Make room, unless a killed run with the same key has left something to go on from."""
+        begun, text = self.kept.folder / "begun.json", json.dumps(key)
+        if begun.exists() and begun.read_text("utf-8") == text:
+            return (self.kept.folder / ".ported.work").exists()
         self.kept.begin()
-        return self.kept.folder / "ported"
+        begun.write_text(text, "utf-8")
+        return False
 
     @property
     def document(self) -> dict[str, Any]:
@@ -177,7 +183,10 @@ def perform(run: Run) -> dict[str, Any]:
         "lr": {"source": source["lr"], "plain": plain["lr"], "after": after["lr"] if after else None},
         "head": document["head"]["policy"],
         "seconds": document["seconds"] | {"after": after["seconds"] if after else 0.0},
-        "answers": {"plain": plain["folder"], "direct": direct["folder"], "after": after["folder"] if after else None},
+        "answers": {
+            name: Path(each["folder"]).relative_to(bench.out).as_posix() if each else None
+            for name, each in (("plain", plain), ("direct", direct), ("after", after))
+        },
     }
     path = run.kept.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
