@@ -1,4 +1,4 @@
-"""Loss planes (Figure 7): gathers the models at the corners; `hf-retarget plane` draws, where there is such a command."""
+"""Loss planes (Figure 7): gathers the models at the corners, which `hf-retarget plane` draws where it is there."""
 
 from __future__ import annotations
 
