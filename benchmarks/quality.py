@@ -35,6 +35,7 @@ PAGES = ("results.md", "method.md")
 @click.option(
     "--out", type=Path, default=ROOT / "runs" / "quality", help="Where runs are kept.  [default: runs/quality]"
 )
+@click.option("--quick", is_flag=True, help="Train only briefly: to see that everything runs (kept in OUT-quick).")
 @click.option("--anew", is_flag=True, help="Port again; bases and fine-tunings are kept.")
 @click.option("--cosine", is_flag=True, help="Compare trajectories (figure 3) instead of porting.")
 @click.option("--basins", is_flag=True, help="Gather the corners of the loss planes (figure 7).")
@@ -48,6 +49,7 @@ def main(
     seeds: tuple[int, ...],
     jobs: int,
     out: Path,
+    quick: bool,
     anew: bool,
     cosine: bool,
     basins: bool,
@@ -78,12 +80,16 @@ def main(
         work.list_tasks(names)
         return
     failed: list[str] = []
+    given = out
+    if quick:
+        out = out.with_name(f"{out.name}-quick")
     if jobs > 1 and len(names) > 1:
-        options = [*_repeat("--method", methods), *_repeat("--seed", seeds), *["--anew"] * anew]
+        options = [*_repeat("--method", methods), *_repeat("--seed", seeds), *["--anew"] * anew, *["--quick"] * quick]
         options += ["--cosine"] * cosine + ["--basins"] * basins + ["--all"] * everything
-        failed = _in_processes(work.by_family(names), [*options, "--out", str(out)], jobs)
+        failed = _in_processes(work.by_family(names), [*options, "--out", str(given)], jobs)
     else:
-        failed = work.do(names, out, methods, seeds, anew=anew, cosine=cosine, basins=basins, both=everything)
+        asked = work.Asked(methods, seeds, anew=anew, cosine=cosine, basins=basins, both=everything, quick=quick)
+        failed = work.do(names, out, asked)
     if page is not None:
         work.write(out, page, [page.with_name(name) for name in PAGES])
     if failed:

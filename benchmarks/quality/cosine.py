@@ -18,7 +18,7 @@ from hf_retarget.matching.objective import Stacks
 from quality.bench import Bench
 from quality.networks import MLP
 from quality.store import Kept
-from quality.tasks import TASKS, Task
+from quality.tasks import Task
 
 WIDTHS = (64, 256, 1024, 4096)
 """Hidden neurons of the 2-MLP."""
@@ -93,11 +93,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def wide_tasks(base: str = "mnist-mlp") -> list[Task]:
+def wide_tasks(task: Task) -> list[Task]:
     """The 2-MLP at several widths."""
-    return [
-        replace(TASKS[base], name=f"{base}-{width}", network=_of_width(width), methods={"naive": 3}) for width in WIDTHS
-    ]
+    return [replace(task, name=f"{task.name}-{width}", network=_of_width(width)) for width in WIDTHS]
 
 
 def _of_width(width: int) -> Any:

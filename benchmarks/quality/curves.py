@@ -20,7 +20,7 @@ from hf_retarget.finetune.loop import finetune
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.finetune.recorder import TrajectoryRecorder
 
-TRAIN_IMAGES = 1000
+TRAIN_IMAGES = 500
 """So many training images are scored, where the gap between training and test is asked for."""
 
 

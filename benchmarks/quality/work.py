@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from quality.basins import draw_plane
 from quality.bench import Bench
 from quality.cosine import measure_cosine, wide_tasks
 from quality.document import compose_parts, fill_page
 from quality.estimate import count_work, time_image
-from quality.runs import forget, list_runs, perform_all
+from quality.runs import forget, list_runs, load_summaries, perform_all
 from quality.tables import tabulate_ports
-from quality.tasks import TASKS
+from quality.tasks import TASKS, shorten
 
 COSINE_SEEDS = 3
 
@@ -42,37 +44,38 @@ def list_tasks(names: Sequence[str]) -> None:
     print(f"{'all, one core':<24} {total / 60:6.1f} min; with --jobs 2 on two free cores about half of that")
 
 
-def do(
-    names: Sequence[str],
-    out: Path,
-    methods: tuple[str, ...] = (),
-    seeds: tuple[int, ...] = (),
-    *,
-    anew: bool = False,
-    cosine: bool = False,
-    basins: bool = False,
-    both: bool = False,
-) -> list[str]:
+@dataclass(frozen=True)
+class Asked:
+    """What to do with each task."""
+
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    anew: bool = False
+    cosine: bool = False
+    basins: bool = False
+    both: bool = False
+    """Ports and the study of trajectories."""
+    quick: bool = False
+
+
+def do(names: Sequence[str], out: Path, asked: Asked) -> list[str]:
     """Perform the runs of some tasks (or their studies), and print the table; gives what failed."""
     failed: list[str] = []
     for name in names:
-        bench = Bench(TASKS[name], out.resolve(), say=_say)
-        if lacking := bench.task.missing():
+        task = shorten(TASKS[name]) if asked.quick else TASKS[name]
+        bench = Bench(task, out.resolve(), say=_say)
+        if lacking := task.missing():
             _say(f"{name} is left out: {lacking}")
             continue
-        if anew:
-            forget(bench.out, name, methods)
-        if basins:
-            from quality.basins import draw_plane
-
+        if asked.anew:
+            forget(bench.out, name, asked.methods)
+        if asked.basins:
             _say(draw_plane(bench))
-        elif not cosine:
-            failed += perform_all(list_runs(bench, methods, seeds))
-        if cosine or both:
-            _compare(bench, seeds)
-    if names and not cosine:
-        from quality.runs import load_summaries
-
+        elif not asked.cosine:
+            failed += perform_all(list_runs(bench, asked.methods, asked.seeds))
+        if asked.cosine or asked.both:
+            _compare(bench, asked)
+    if names and not asked.cosine:
         print(tabulate_ports([run for run in load_summaries(out) if run["task"] in names]))
     return failed
 
@@ -85,11 +88,10 @@ def write(out: Path, page: Path, pages: Sequence[Path]) -> None:
             print(f"{each}: {', '.join(fill_page(each, parts)) or 'nothing to fill in'}")
 
 
-def _compare(bench: Bench, seeds: tuple[int, ...]) -> None:
-    tasks = wide_tasks() if bench.task.name == "mnist-mlp" else [bench.task]
-    for task in tasks:
+def _compare(bench: Bench, asked: Asked) -> None:
+    for task in wide_tasks(bench.task) if bench.task.name == "mnist-mlp" else [bench.task]:
         for seed in range(min(COSINE_SEEDS, bench.task.seeds)):
-            if not seeds or seed in seeds:
+            if not asked.seeds or seed in asked.seeds:
                 found = measure_cosine(Bench(task, bench.out, bench.say), seed)
                 _say(f"{task.name}, seed {seed}: {found['identity']:.3f} as they are, {found['matched']:.3f} matched")
 
