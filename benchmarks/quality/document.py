@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_retarget.files import atomic_path
+from quality.basins import copy_pictures, load_basins
 from quality.claims import tabulate_claims
 from quality.cosine import load_cosines
 from quality.ensembles import compare_ensembles
@@ -16,6 +17,7 @@ from quality.pictures import draw_all
 from quality.runs import load_summaries
 from quality.tables import (
     tabulate_after,
+    tabulate_basins,
     tabulate_bounds,
     tabulate_cosines,
     tabulate_ensembles,
@@ -33,6 +35,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
     runs = [run for run in load_summaries(out) if run["task"] in tasks]
     cosines = load_cosines(out)
     drawn = draw_all(runs, cosines, images) if runs or cosines else {}
+    drawn |= copy_pictures(out, images)
 
     def show(prefix: str) -> str:
         links = [
@@ -53,6 +56,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
         "cosines": _join(tabulate_cosines(cosines), show("widths")),
         "ensembles": tabulate_ensembles(compare_ensembles(runs, out)),
         "gap": tabulate_gap(runs),
+        "basins": _join(tabulate_basins(load_basins(out)), show("plane-")),
         "seconds": tabulate_seconds(runs),
     }
 

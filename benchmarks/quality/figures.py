@@ -132,7 +132,7 @@ _ALL = (
         "port + fine-tuning ends in the target's basin, the permuted source beyond a mild barrier",
         ("cifar-6to4", "resnet20-flowers"),
         "basins",
-        methods=("fgmt", "permuted-source"),
+        methods=("fgmt",),
         instead="as 5d and 5f",
     ),
     Figure(

@@ -251,5 +251,14 @@ def tabulate_cosines(found: dict[str, list[dict[str, Any]]]) -> str:
     return make_table(["task (or hidden width)", "as they are", "matched"], rows)
 
 
+def tabulate_basins(found: dict[str, list[dict[str, Any]]]) -> str:
+    """How far the accuracy falls on the way from the directly fine-tuned target, in points."""
+    rows = [
+        [f"`{task}`", *(spread(each["barriers"][end] for each in some) for end in ("ported", "source"))]
+        for task, some in found.items()
+    ]
+    return make_table(["task", "to the port, fine-tuned on", "to the source, permuted"], rows)
+
+
 def _percent(value: float | None) -> str:
     return EMPTY if value is None else f"{100 * value:.1f}"

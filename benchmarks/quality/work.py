@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quality.basins import draw_plane
+from quality.basins import survey_basin
 from quality.bench import Bench
 from quality.cosine import measure_cosine, wide_tasks
 from quality.document import compose_parts, fill_page
@@ -70,7 +70,7 @@ def do(names: Sequence[str], out: Path, asked: Asked) -> list[str]:
         if asked.anew:
             forget(bench.out, name, asked.methods)
         if asked.basins:
-            _say(draw_plane(bench))
+            _say(f"{name}: {survey_basin(bench)}")
         elif not asked.cosine:
             failed += perform_all(list_runs(bench, asked.methods, asked.seeds))
         if asked.cosine or asked.both:
