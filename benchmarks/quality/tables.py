@@ -135,9 +135,21 @@ def tabulate_savings(runs: list[Run]) -> str:
             for share in SHARES:
                 cells.append(_saved([savings(run, share) for run in chosen]))
             price = mean(run["price"] for run in chosen) or 0.0
-            rows.append([f"`{task}`", f"`{method}`", *cells, f"{price:.0f}"])
+            rows.append([f"`{task}`", f"`{method}`", *cells, f"{price:.0f}", _in_all(chosen)])
     shares = [f"to {share:.0%}" for share in SHARES]
-    return make_table(["task", "after", *shares, "price of the port, in such steps"], rows)
+    return make_table(
+        ["task", "after", *shares, "price of the port, in such steps", "ratio to 95%, price included"], rows
+    )
+
+
+def _in_all(runs: Sequence[Run]) -> str:
+    pairs = [savings(run, 0.95) for run in runs]
+    priced = [
+        (plain, None if after is None else after + run["price"])
+        for (plain, after), run in zip(pairs, runs, strict=True)
+    ]
+    ratio = ratio_of(priced)
+    return EMPTY if ratio is None else f"{ratio:.2f}"
 
 
 def _saved(pairs: Sequence[tuple[float | None, float | None]]) -> str:

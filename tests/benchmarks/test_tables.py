@@ -85,7 +85,7 @@ def test_savings_are_a_ratio_and_never_is_said(runs):
     table = tabulate_savings(runs).splitlines()
     assert "9 : 28 = 0.33" in table[2]
     assert "– : 28" in table[3]
-    assert table[2].endswith("| 12 |")
+    assert table[2].endswith("| 12 | 0.76 |")  # (9.3 + 12) : 28
 
 
 def test_claims_are_judged_each_for_itself(runs):
