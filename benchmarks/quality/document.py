@@ -34,6 +34,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
     """Every generated part by name; pictures are drawn into `images` and linked as seen from `page`."""
     runs = [run for run in load_summaries(out) if run["task"] in tasks]
     cosines = load_cosines(out)
+    basins = load_basins(out)
     drawn = draw_all(runs, cosines, images) if runs or cosines else {}
     drawn |= copy_pictures(out, images)
 
@@ -46,7 +47,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
         return "\n".join(links)
 
     return {
-        "figures": tabulate_figures(),
+        "figures": tabulate_figures(runs, cosines, basins),
         "claims": tabulate_claims(runs),
         "ports": _join(tabulate_ports(runs), show("steps-")),
         "bounds": tabulate_bounds(runs),
@@ -56,7 +57,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
         "cosines": _join(tabulate_cosines(cosines), show("widths")),
         "ensembles": tabulate_ensembles(compare_ensembles(runs, out)),
         "gap": tabulate_gap(runs),
-        "basins": _join(tabulate_basins(load_basins(out)), show("plane-")),
+        "basins": _join(tabulate_basins(basins), show("plane-")),
         "seconds": tabulate_seconds(runs),
     }
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from quality.tables import make_table
+from quality.tables import EMPTY, Run, make_table, mean, ratio_of, savings, select, spread
 
 _GPU = "on a GPU machine, see below"
 
@@ -60,14 +61,21 @@ _ALL = (
         methods=("fgmt", "fgmt+actual", "fgmt+cosine"),
         instead="a quarter of the width, 28 steps",
     ),
-    Figure("5a", "ports along the trajectory, MNIST", "FGMT ≈ GMT ≈ oracle", ("mnist-mlp",), methods=_MAIN),
+    Figure(
+        "5a",
+        "ports along the trajectory, MNIST",
+        "FGMT ≈ GMT ≈ oracle",
+        ("mnist-mlp",),
+        methods=_MAIN,
+        instead="18,000 images, one or two seeds",
+    ),
     Figure(
         "5b",
         "the same, CIFAR-10",
         "FGMT ≈ GMT ≈ oracle; naive works, too",
         ("cifar10-conv8",),
         methods=_MAIN,
-        instead="a quarter of the width, 9,000 images, 20 epochs",
+        instead="a quarter of the width, 9,000 images, 14 epochs",
     ),
     Figure("5c", "the same, ImageNet", "FGMT ≈ GMT ≈ oracle"),
     Figure(
@@ -162,22 +170,57 @@ _ALL = (
 FIGURES: dict[str, Figure] = {figure.name: figure for figure in _ALL}
 
 
-def tabulate_figures() -> str:
-    """The map from the paper to this repository; what was measured is where the links lead."""
+def tabulate_figures(
+    runs: list[Run], cosines: dict[str, list[dict[str, Any]]], basins: dict[str, list[dict[str, Any]]]
+) -> str:
+    """The map from the paper to this repository, with what was measured in a few words; the links lead to the rest."""
     rows = []
     for figure in _ALL:
-        link = " ".join(f"[{task}](#{_anchor(figure, task)})" for task in figure.tasks) or "–"
+        found = "; ".join(_found(figure, task, runs, cosines, basins) for task in figure.tasks) or EMPTY
         name = figure.name.replace("-", " ")
-        rows.append([name, figure.subject, figure.shows, figure.command, link, figure.instead or "–"])
+        rows.append([name, figure.subject, figure.shows, figure.command, found, figure.instead or EMPTY])
     head = ["figure", "subject", "the paper shows", "command", "measured here", "different here"]
     return make_table(head, rows).replace("---:", "---")
 
 
-def _anchor(figure: Figure, task: str) -> str:
-    place = {"cosine": "do-two-networks-learn-alike", "basins": "basins"}.get(figure.study)
-    number = figure.name[0]
-    if place:
-        return place
-    sections = {"4": "trajectories-and-other-decisions", "6": "fine-tuning-on", "8": "what-is-inherited"}
-    sections |= {"9": "trajectories-and-other-decisions", "t": "ensembles"}
-    return sections.get(number, "ports-along-the-trajectory")
+def _found(
+    figure: Figure,
+    task: str,
+    runs: list[Run],
+    cosines: dict[str, list[dict[str, Any]]],
+    basins: dict[str, list[dict[str, Any]]],
+) -> str:
+    words: list[str] = []
+    if figure.study == "cosine":
+        for name in (name for name in cosines if name == task or name.rpartition("-")[0] == task):
+            means = [mean(each[kind] for each in cosines[name]) for kind in ("identity", "matched")]
+            words.append(f"{name.removeprefix(f'{task}-')}: {means[0]:.2f} → {means[1]:.2f}")
+    elif figure.study == "basins":
+        words = [
+            f"barrier to {end} {spread(each['barriers'][end] for each in basins[task])}"
+            for end in ("ported", "source")
+            if task in basins
+        ]
+    elif figure.name.startswith("6"):
+        for method in ("fgmt", "fgmt-sign"):
+            pairs = [savings(run, 0.95) for run in select(runs, task, method) if run["after"]]
+            ratio = ratio_of(pairs)
+            words += [f"{method} needs {ratio:.2f} of the steps to 95%"] if ratio is not None else []
+    else:
+        for method in figure.methods or ("naive", "fgmt", "oracle"):
+            known = select(runs, task, method)
+            words += [f"{method} {spread(run['test']['port'] for run in known)}"] if known else []
+    return f"[{task}](#{_anchor(figure)}) {', '.join(words) or 'not yet'}"
+
+
+def _anchor(figure: Figure) -> str:
+    studies = {"cosine": "do-two-networks-learn-alike", "basins": "basins"}
+    sections = {
+        "4": "trajectories-and-other-decisions",
+        "5": "ports-along-the-trajectory",
+        "6": "fine-tuning-on",
+        "8": "what-is-inherited",
+        "9": "trajectories-and-other-decisions",
+        "t": "ensembles",
+    }
+    return studies.get(figure.study) or sections[figure.name[0]]

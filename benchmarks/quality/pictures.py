@@ -33,7 +33,7 @@ def draw_steps(runs: list[Run], task: str, path: Path, methods: Sequence[str] = 
                 _band(axes, far, curves, method)
         direct = [run["validation_direct"] for run in some]
         axes.axhline(sum(direct) / len(direct), color="#555555", linestyle=":", label="direct fine-tuning")
-        axes.set(xlabel="share of the trajectory", ylabel="validation accuracy", title=task)
+        axes.set(xlabel="share of the trajectory", ylabel="validation accuracy", xlim=(0, 1.02), title=task)
 
 
 def draw_after(runs: list[Run], task: str, path: Path) -> None:
@@ -113,7 +113,7 @@ class _Axes:
         matplotlib.rcParams["svg.hashsalt"] = "hf-retarget"  # else the names inside the file change with every run
         import matplotlib.pyplot as plt
 
-        self.figure, self.axes = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
+        self.figure, self.axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
         return self.axes
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -121,6 +121,6 @@ class _Axes:
 
         if kind is None:
             self.axes.grid(alpha=0.3)
-            self.axes.legend(fontsize=7, frameon=False)
+            self.figure.legend(loc="outside right upper", fontsize=8, frameon=False)
             self.figure.savefig(self.path, metadata={"Date": None})
         plt.close(self.figure)

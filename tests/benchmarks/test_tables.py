@@ -137,7 +137,17 @@ def test_every_figure_leads_to_tasks_and_methods_that_there_are():
         known = {method for task in figure.tasks for method in TASKS[task].methods}
         assert set(figure.tasks) <= set(TASKS)
         assert known.issuperset(figure.methods), figure.name
-    assert "--figure 5a" in tabulate_figures()
+
+
+def test_the_map_of_the_paper_says_what_was_measured(runs):
+    named = [{**run, "task": "mnist-mlp"} for run in runs]
+    lines = {line.split(" | ")[0]: line for line in tabulate_figures(named, {}, {}).splitlines()}
+    assert "--figure 5a" in lines["| 5a"]
+    assert "fgmt 53.0 ± 1.4" in lines["| 5a"]
+    assert "not yet" in lines["| 5b"]
+    assert "on a GPU machine" in lines["| 5c"]
+    cosines = {"mnist-mlp-64": [{"identity": 0.1, "matched": 0.5}]}
+    assert "64: 0.10 → 0.50" in tabulate_figures([], cosines, {})
 
 
 def test_every_twist_of_a_task_is_known_and_fine_tunings_have_points_to_their_end():
@@ -158,3 +168,18 @@ def test_pages_have_both_ends_of_every_marker(page):
     begins = re.findall(r"<!-- (?!end of )(\S+) -->", text)
     assert begins
     assert begins == re.findall(r"<!-- end of (\S+) -->", text)
+
+
+def test_the_commands_for_a_gpu_machine_name_recipes_and_options_that_there_are():
+    import re
+
+    from hf_retarget.cli import main
+    from hf_retarget.recipe import load_recipe
+
+    block = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").rpartition("### On a GPU machine")[2]
+    code = block.split("```")[1].replace("\\\n", " ")
+    for name in {"cars@source", "cars@paper", *re.findall(r"--data (\w+@\w+)", code)}:
+        assert load_recipe(name).finetune.epochs >= 0
+    for command, rest in re.findall(r"hf-retarget (\w+) (.*)", code):
+        known = {option for parameter in main.commands[command].params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known, command
