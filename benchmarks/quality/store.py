@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -54,8 +53,3 @@ class Kept:
 def short_hash(weights: Mapping[str, Tensor]) -> str:
     """Enough of a hash to tell weights apart."""
     return hash_tensors(dict(weights))[:16]
-
-
-def hash_text(value: Any) -> str:
-    """The same for anything that JSON can say."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
