@@ -1,0 +1,134 @@
+"""A fine-tuning that is scored on its way, on validation (to choose) and on test images (to report)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hf_retarget.data import ImageData, Split
+from hf_retarget.errors import PortError
+from hf_retarget.files import save_tensors
+from hf_retarget.finetune.loop import finetune
+from hf_retarget.finetune.options import TrainOptions
+from hf_retarget.finetune.recorder import TrajectoryRecorder
+
+TRAIN_IMAGES = 500
+"""So many training images are scored, where the gap between training and test is asked for."""
+
+
+@dataclass
+class Scorer:
+    """Scores a model at some steps, and keeps what it answered to the test images."""
+
+    data: ImageData
+    points: Sequence[int]
+    gap: bool = False
+    rows: list[dict[str, float]] = field(default_factory=list)
+    answers: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __call__(self, model: nn.Module, step: int) -> float:
+        """Score now, if it is time; the loop wants a number in any case."""
+        if step not in self.points:
+            return math.nan
+        row: dict[str, float] = {"step": step}
+        splits: dict[str, tuple[Split, int | None]] = {
+            "validation": (self.data.validation, None),
+            "test": (self.data.test, None),
+        }
+        if self.gap:
+            splits["train"] = (self.data.train, TRAIN_IMAGES)
+        for name, (split, count) in splits.items():
+            answers, labels = answer(model, split, count)
+            row[name] = float((answers.argmax(1) == labels).float().mean())
+            if name == "test":
+                self.answers[f"step-{step}"] = answers.half().numpy()
+                self.answers["labels"] = labels.numpy()
+        self.rows.append(row)
+        return row["validation"]
+
+
+def answer(model: nn.Module, split: Split, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """What a model answers to all images of a split, or to the first so many; and the labels."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    answers, labels = [], []
+    with torch.no_grad():
+        for inputs, numbers in split.batches(256):
+            answers.append(model(inputs).float().cpu())
+            labels.append(numbers)
+            if count is not None and sum(map(len, labels)) >= count:
+                break
+    for module, training in modes:
+        module.training = training
+    return torch.cat(answers), torch.cat(labels)
+
+
+def follow(
+    model: nn.Module,
+    data: ImageData,
+    options: TrainOptions,
+    points: Sequence[int],
+    folder: Path,
+    *,
+    record: int | None = None,
+    gap: bool = False,
+) -> dict[str, Any]:
+    """Train in place, score at the points, and keep the weights, the answers and, if asked, the trajectory.
+
+    A loss that is no number ends the curve; that is a fact about the learning rate.
+
+    Example:
+        >>> follow(model, data, TrainOptions(steps=300, lr=0.01), POINTS, folder)["curve"][-1]      # doctest: +SKIP
+        {'step': 300, 'validation': 0.79, 'test': 0.80}
+    """
+    scorer = Scorer(data, points, gap)
+    recorder = TrajectoryRecorder(folder / "trajectory", record) if record else None
+    every = math.gcd(*points)
+    options = TrainOptions(**{**vars(options), "evaluate_every": every})
+    began, failed = time.perf_counter(), None
+    try:
+        finetune(model, data.train, options, score=scorer, recorder=recorder)
+    except PortError as error:
+        failed = str(error)
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    save_tensors(folder / "model.safetensors", weights, {})
+    np.savez_compressed(folder / "answers.npz", **scorer.answers)
+    seconds = round(time.perf_counter() - began, 1)
+    return {"curve": scorer.rows, "seconds": seconds, "lr": options.lr, "failed": failed}
+
+
+def mean_validation(facts: dict[str, Any]) -> float:
+    """How soon and how far a fine-tuning came: the mean over its points after the start; −1 if it failed."""
+    later = [row["validation"] for row in facts["curve"] if row["step"]]
+    return -1.0 if facts["failed"] or not later else sum(later) / len(later)
+
+
+def last_validation(facts: dict[str, Any]) -> float:
+    """How far it came in the end; −1 if it failed."""
+    return -1.0 if facts["failed"] else float(facts["curve"][-1]["validation"])
+
+
+def steps_to(curve: Sequence[dict[str, float]], accuracy: float) -> float | None:
+    """After how many steps the test accuracy is reached, on straight lines between the points; None if never.
+
+    Example:
+        >>> steps_to([{"step": 0, "test": 0.2}, {"step": 10, "test": 0.6}], 0.5)
+        7.5
+    """
+    before: dict[str, float] | None = None
+    for row in curve:
+        if row["test"] >= accuracy:
+            if before is None:
+                return float(row["step"])
+            share = (accuracy - before["test"]) / (row["test"] - before["test"])
+            return before["step"] + share * (row["step"] - before["step"])
+        before = row
+    return None

@@ -1,0 +1,83 @@
+"""Fills the generated parts of docs/results.md and docs/method.md from the runs that are there."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from hf_retarget.files import atomic_path
+from quality.basins import copy_pictures, load_basins
+from quality.claims import tabulate_claims
+from quality.cosine import load_cosines
+from quality.ensembles import compare_ensembles
+from quality.figures import tabulate_figures
+from quality.pictures import draw_all
+from quality.runs import load_summaries
+from quality.tables import (
+    tabulate_after,
+    tabulate_basins,
+    tabulate_bounds,
+    tabulate_cosines,
+    tabulate_ensembles,
+    tabulate_gap,
+    tabulate_ports,
+    tabulate_savings,
+    tabulate_seconds,
+    tabulate_twists,
+)
+from quality.tasks import FULL
+
+
+def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = FULL) -> dict[str, str]:
+    """Every generated part by name; pictures are drawn into `images` and linked as seen from `page`."""
+    runs = [run for run in load_summaries(out) if run["task"] in tasks]
+    cosines = load_cosines(out)
+    basins = load_basins(out)
+    drawn = draw_all(runs, cosines, images) if runs or cosines else {}
+    drawn |= copy_pictures(out, images)
+
+    def show(prefix: str) -> str:
+        links = [
+            f"![{name}]({Path(os.path.relpath(path, page.parent)).as_posix()})"
+            for name, path in drawn.items()
+            if name.startswith(prefix)
+        ]
+        return "\n".join(links)
+
+    return {
+        "figures": tabulate_figures(runs, cosines, basins),
+        "claims": tabulate_claims(runs),
+        "ports": _join(tabulate_ports(runs), show("steps-")),
+        "bounds": tabulate_bounds(runs),
+        "savings": tabulate_savings(runs),
+        "after": _join(tabulate_after(runs), show("after-")),
+        "twists": _join(tabulate_twists(runs), show("trajectory-")),
+        "cosines": _join(tabulate_cosines(cosines), show("widths")),
+        "ensembles": tabulate_ensembles(compare_ensembles(runs, out)),
+        "gap": tabulate_gap(runs),
+        "basins": _join(tabulate_basins(basins), show("plane-")),
+        "seconds": tabulate_seconds(runs),
+    }
+
+
+def fill_page(page: Path, parts: dict[str, Any]) -> list[str]:
+    """Replace what stands between `<!-- NAME -->` and `<!-- end of NAME -->`; gives the names that were filled.
+
+    Example:
+        >>> fill_page(Path("docs/results.md"), {"claims": "| … |"})      # doctest: +SKIP
+        ['claims']
+    """
+    text, filled = page.read_text("utf-8"), []
+    for name, part in parts.items():
+        pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
+        text, count = pattern.subn(lambda match, part=part: f"{match[1]}\n{part}\n\n{match[2]}", text)
+        filled += [name] * bool(count)
+    with atomic_path(page) as temporary:
+        temporary.write_text(text, "utf-8")
+    return filled
+
+
+def _join(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

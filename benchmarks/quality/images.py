@@ -1,0 +1,91 @@
+"""Pictures for the tasks, in memory and in the size the networks take, so that no step waits for a decoder."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared"
+"""Larger sets of images and trained networks, if they are there: see `where` in the tasks."""
+EMBEDDED = ROOT / "hf_retarget" / "data" / "embedded"
+
+Splits = dict[str, "Pictures"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Pictures and labels as `hf_retarget` takes them from Python: items are pairs (array, label)."""
+
+    arrays: np.ndarray
+    targets: Sequence[int]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        return self.arrays[number], self.targets[number]
+
+
+def load_images(name: str, size: int, cache: Path | None = None) -> Splits:
+    """The training and test pictures of a set: mnist, fashion-mnist, cifar10 or flowers.
+
+    Example:
+        >>> len(load_images("fashion-mnist", 28)["train"]) >= 6000
+        True
+    """
+    kept = cache / f"{name}-{size}.npz" if cache else None
+    if kept and kept.exists():
+        with np.load(kept) as file:
+            names = tuple(file["classes"].tolist())
+            return {side: Pictures(file[side], file[f"{side}_targets"].tolist(), names) for side in ("train", "test")}
+    splits = _mnist() if name == "mnist" and find_images(name) else _tables(name, size)
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {side: pictures.arrays for side, pictures in splits.items()}
+        labels = {f"{side}_targets": np.array(pictures.targets) for side, pictures in splits.items()}
+        np.savez(kept, **arrays, **labels, classes=np.array(splits["train"].classes))
+    return splits
+
+
+def find_images(name: str) -> Path | None:
+    """Where a set of images is; None if it is not there."""
+    places = [SHARED / "data" / name.replace("-", "_"), EMBEDDED / name]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _mnist() -> Splits:
+    folder = SHARED / "data" / "mnist"
+    splits = {}
+    for side, prefix in (("train", "train"), ("test", "t10k")):
+        pixels = gzip.decompress((folder / f"{prefix}-images-idx3-ubyte.gz").read_bytes())
+        labels = gzip.decompress((folder / f"{prefix}-labels-idx1-ubyte.gz").read_bytes())
+        arrays = np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, 28, 28)
+        splits[side] = Pictures(arrays, list(labels[8:]), tuple("0123456789"))
+    return splits
+
+
+def _tables(name: str, size: int) -> Splits:
+    from datasets import load_dataset
+
+    folder = find_images(name if name != "mnist" else "fashion-mnist")
+    if folder is None:
+        raise FileNotFoundError(f"there are no images '{name}' in '{SHARED / 'data'}'")
+    files = {side: str(folder / f"{side}.parquet") for side in ("train", "test")}
+    splits = {}
+    for side, table in load_dataset("parquet", data_files=files).items():
+        arrays = np.stack([np.asarray(_cut(picture, size)) for picture in table["image"]])
+        splits[str(side)] = Pictures(arrays, list(table["label"]), tuple(table.features["label"].names))
+    return splits
+
+
+def _cut(picture: Image.Image, size: int) -> Image.Image:
+    """The square in the middle, scaled; pictures of the right size stay as they are."""
+    mode = "L" if picture.mode == "L" else "RGB"
+    return ImageOps.fit(picture.convert(mode), (size, size), Image.Resampling.BICUBIC)

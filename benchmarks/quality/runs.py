@@ -1,0 +1,217 @@
+"""The matrix: one run is a task, a method and a seed; what is finished is kept and not done again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+import hf_retarget as rt
+from hf_retarget.errors import RetargetError
+from quality.bench import Bench, weights_of
+from quality.curves import follow, mean_validation
+from quality.store import Kept, short_hash
+from quality.tasks import TWISTS, Pair
+
+PRICED = ("fgmt", "fgmt-sign")
+"""Methods that are compared with plain fine-tuning at the same price; GMT's would buy a whole training."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell of the matrix."""
+
+    bench: Bench
+    method: str
+    """With its twists: `fgmt+cosine`."""
+    seed: int
+
+    @property
+    def kept(self) -> Kept:
+        """Where the port is kept."""
+        task = self.bench.task
+        return Kept(self.bench.out / task.name / "runs" / self.method / f"seed-{self.seed}")
+
+    @property
+    def pair(self) -> Pair:
+        """The two bases."""
+        return self.bench.task.pair(self.seed)
+
+    def overrides(self) -> dict[str, Any]:
+        """What this run asks of the port."""
+        method, *twists = self.method.split("+")
+        values: dict[str, Any] = {"port.method": method, "port.seed": self.seed, "port.check": self.seed == 0}
+        for twist in twists:
+            values |= TWISTS[twist]
+        return values
+
+    def port(self) -> dict[str, Any]:
+        """Port, or find what was ported before; rt.port goes on by itself if it was killed."""
+        bench, pair = self.bench, self.pair
+        old, new = bench.base(pair.old), bench.base(pair.new)
+        source = bench.tuned(pair.old, pair.old_seed)
+        direct = bench.tuned(pair.new, pair.new_seed)
+        actual = "actual" in self.method.split("+")
+        plan = bench.recipe.override(**{key: value for key, value in self.overrides().items() if value != "actual"})
+        key = {
+            "recipe": plan.to_dict(),
+            "actual": actual,
+            "old": short_hash(old.state_dict()),
+            "new": short_hash(new.state_dict()),
+            "source": short_hash(weights_of(source)),
+            "direct": short_hash(weights_of(direct)),
+        }
+        if (done := self.kept.read(key)) is not None:
+            return done
+        bench.say(f"{bench.task.name}: {self.method}, seed {self.seed}")
+        given: dict[str, Any] = {}
+        if actual:
+            given["checkpoints"] = Path(source["folder"]) / "trajectory"
+        if plan.port.head == "given":
+            given["initial_head"] = Path(source["folder"]) / "initial_head.safetensors"
+        began, unfinished = time.perf_counter(), self._open(key)
+        ported = self.kept.folder / "ported"
+        result = rt.port(
+            old,
+            bench.network(bench.classes, weights_of(source)),
+            new,
+            bench.pictures,
+            recipe=plan,
+            tuned_target=bench.network(bench.classes, weights_of(direct)),
+            gradient_cache=bench.common / "gradients",
+            out=ported,
+            resume=unfinished,
+            overwrite=not unfinished,
+            command=f"python benchmarks/quality.py {bench.task.name} --method {self.method} --seed {self.seed}",
+            **given,
+        )
+        (ported / "graph.json").unlink(missing_ok=True)
+        facts = {"best_step": result.best_step, "seconds": round(time.perf_counter() - began, 1)}
+        return self.kept.finish(key, facts)
+
+    def _open(self, key: dict[str, Any]) -> bool:
+        """Make room, unless a killed run with the same key has left something to go on from."""
+        begun, text = self.kept.folder / "begun.json", json.dumps(key)
+        if begun.exists() and begun.read_text("utf-8") == text:
+            return (self.kept.folder / ".ported.work").exists()
+        self.kept.begin()
+        begun.write_text(text, "utf-8")
+        return False
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The run's port.json."""
+        found: dict[str, Any] = json.loads((self.kept.folder / "ported" / "port.json").read_text("utf-8"))
+        return found
+
+    def control(self) -> dict[str, Any] | None:
+        """Plain fine-tuning at the same price, for methods that take gradients."""
+        if self.method not in PRICED:
+            return None
+        return self.bench.control(self.pair.new, self.pair.new_seed, self.document["gradients"]["port"])
+
+    def after(self) -> dict[str, Any] | None:
+        """Fine-tune the port on, with the learning rate that validation chose on the first seed."""
+        task = self.bench.task
+        if self.seed >= task.after.get(self.method, 0):
+            return None
+        rates = task.after_lrs or task.tuning.lrs
+        if len(rates) == 1:
+            return self._after(rates[0])
+        first = Run(self.bench, self.method, 0)
+        best = max(rates, key=lambda lr: mean_validation(first._after(lr)))
+        return self._after(best)
+
+    def _after(self, lr: float) -> dict[str, Any]:
+        bench, task = self.bench, self.bench.task
+        self.port()
+        weights = load_file(self.kept.folder / "ported" / "model.safetensors")
+        seed = self.pair.new_seed  # the same minibatches as plain fine-tuning of the new base has
+        key = {**bench._key(task.tuning, "ported"), "lr": lr, "seed": seed, "start": short_hash(weights)}
+        kept = Kept(self.kept.folder.with_name(f"seed-{self.seed}-after-lr-{lr:g}"))
+        if (done := kept.read(key)) is None:
+            bench.say(f"{task.name}: {self.method}, seed {self.seed}, fine-tuned on with lr {lr:g}")
+            options = bench.recipe.override(**task.tuning.overrides(lr, seed)).finetune
+            model = bench.network(bench.classes, weights)
+            done = kept.finish(key, follow(model, bench.data, options, task.points, kept.begin(), gap=task.gap))
+        return {**done, "folder": str(kept.folder)}
+
+
+def list_runs(bench: Bench, methods: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> Iterator[Run]:
+    """The runs of a task, seed by seed, so that a stopped matrix has whole seeds."""
+    for seed in range(bench.task.seeds):
+        for method, count in bench.task.methods.items():
+            if seed < count and (not methods or method in methods) and (not seeds or seed in seeds):
+                yield Run(bench, method, seed)
+
+
+def perform(run: Run) -> dict[str, Any]:
+    """Do all that belongs to a run, and put its figures together in summary.json.
+
+    Example:
+        >>> perform(Run(Bench(TASKS["tiny"], Path("runs/quality")), "fgmt", 0))["test"]["port"]      # doctest: +SKIP
+        0.41
+    """
+    done, bench, pair = run.port(), run.bench, run.pair
+    document = run.document
+    source, direct = bench.tuned(pair.old, pair.old_seed), bench.tuned(pair.new, pair.new_seed)
+    plain, control, after = bench.plain(pair.new, pair.new_seed), run.control(), run.after()
+    summary = {
+        "task": bench.task.name,
+        "method": run.method,
+        "seed": run.seed,
+        "pair": vars(pair),
+        "best_step": done["best_step"],
+        "validation": [step["top1"] for step in document["steps"]],
+        "test": {
+            "port": document["test"]["port"]["top1"],
+            "source": source["curve"][-1]["test"],
+            "direct": direct["curve"][-1]["test"],
+            "control": control["curve"][-1]["test"] if control else None,
+        },
+        "validation_direct": direct["curve"][-1]["validation"],
+        "gradients": document["gradients"]["port"],
+        "price": document["gradients"]["port"] * bench.task.batch / bench.task.tuning.batch,
+        "plain": plain["curve"],
+        "after": after["curve"] if after else None,
+        "lr": {"source": source["lr"], "plain": plain["lr"], "after": after["lr"] if after else None},
+        "head": document["head"]["policy"],
+        "seconds": document["seconds"] | {"after": after["seconds"] if after else 0.0},
+        "answers": {
+            name: Path(each["folder"]).relative_to(bench.out).as_posix() if each else None
+            for name, each in (("plain", plain), ("direct", direct), ("after", after))
+        },
+    }
+    path = run.kept.folder / "summary.json"
+    path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    return summary
+
+
+def perform_all(runs: Iterator[Run]) -> list[str]:
+    """Perform runs one after another; those that fail are told, and the others go on."""
+    failed = []
+    for run in runs:
+        try:
+            perform(run)
+        except RetargetError as error:
+            failed.append(f"{run.bench.task.name}, {run.method}, seed {run.seed}: {error}")
+            run.bench.say(failed[-1])
+    return failed
+
+
+def forget(out: Path, task: str, methods: tuple[str, ...] = ()) -> None:
+    """Remove the ports of a task, but not the bases and fine-tunings."""
+    folder = out / task / "runs"
+    for each in [folder / method for method in methods] if methods else [folder]:
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def load_summaries(out: Path) -> list[dict[str, Any]]:
+    """All runs that are finished."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("*/runs/*/seed-*/summary.json"))]

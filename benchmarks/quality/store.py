@@ -1,0 +1,55 @@
+"""What has been done is kept: a folder for each piece of work, with the key that says what it was made from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_retarget.files import atomic_path
+from hf_retarget.models.read import hash_tensors
+
+DONE = "done.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A folder with a finished piece of work; done.json is written last, so that half a piece is never taken for one.
+
+    Example:
+        >>> Kept(Path("runs/quality/tiny/bases/seed-0")).read({"steps": 20})      # doctest: +SKIP
+    """
+
+    folder: Path
+
+    def read(self, key: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """What was found out; None if it is not finished, or was made from something else."""
+        path = self.folder / DONE
+        if not path.exists():
+            return None
+        done: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        same = key is None or done["key"] == json.loads(json.dumps(key))
+        return done if same else None
+
+    def begin(self) -> Path:
+        """An empty folder to work in."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        return self.folder
+
+    def finish(self, key: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Say what was found out."""
+        done = {"key": dict(key), **facts}
+        with atomic_path(self.folder / DONE) as temporary:
+            temporary.write_text(json.dumps(done, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return done
+
+
+def short_hash(weights: Mapping[str, Tensor]) -> str:
+    """Enough of a hash to tell weights apart."""
+    return hash_tensors(dict(weights))[:16]

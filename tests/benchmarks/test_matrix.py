@@ -1,0 +1,183 @@
+"""A tiny matrix from end to end: what it leaves behind, that it goes on, and that changes are noticed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from quality.basins import gather_corners, load_basins, survey_basin
+from quality.bench import Bench
+from quality.cosine import measure_cosine
+from quality.document import compose_parts, fill_page
+from quality.ensembles import compare_ensembles
+from quality.runs import Run, list_runs, load_summaries, perform, perform_all
+from quality.tasks import TASKS, shorten
+
+import hf_retarget as rt
+
+TINY = replace(TASKS["tiny"], methods={**TASKS["tiny"].methods, "permuted-source": 1})
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("quality")
+    assert perform_all(list_runs(Bench(TINY, folder, say=lambda line: None))) == []
+    return folder
+
+
+def said(out: Path, task=TINY) -> list[str]:
+    """What there was left to do."""
+    lines: list[str] = []
+    perform_all(list_runs(Bench(task, out, say=lines.append)))
+    return lines
+
+
+def test_every_run_has_its_figures(out):
+    runs = load_summaries(out)
+    assert {(run["method"], run["seed"]) for run in runs} == {
+        ("naive", 0),
+        ("naive", 1),
+        ("fgmt", 0),
+        ("fgmt", 1),
+        ("oracle", 0),
+        ("oracle", 1),
+        ("fgmt+actual", 0),
+        ("permuted-source", 0),
+    }
+    fgmt = next(run for run in runs if run["method"] == "fgmt")
+    assert len(fgmt["validation"]) == 3
+    assert fgmt["gradients"] == 2 * 3 * 1
+    assert fgmt["price"] == 6 * 32 / 16
+    assert [row["step"] for row in fgmt["plain"]] == [row["step"] for row in fgmt["after"]] == [0, 4, 12]
+    assert all(0 <= value <= 1 for value in fgmt["test"].values())
+    assert fgmt["after"][0]["test"] == pytest.approx(fgmt["test"]["port"])
+    document = json.loads((out / "tiny/runs/fgmt/seed-0/ported/port.json").read_text())
+    assert document["recipe"]["port"]["method"] == "fgmt"
+
+
+def test_neighbours_share_bases_and_their_fine_tunings(out):
+    first, second = (next(run for run in load_summaries(out) if run["seed"] == seed) for seed in (0, 1))
+    assert first["pair"]["new"] == second["pair"]["old"]
+    assert first["test"]["direct"] == second["test"]["source"]
+
+
+def test_the_two_sides_see_the_same_minibatches_and_choose_on_validation(out):
+    bench = Bench(TINY, out, say=lambda line: None)
+    plain = bench.plain("seed-1", 1)
+    after = Run(bench, "fgmt", 0).after()
+    assert plain["key"]["seed"] == after["key"]["seed"] == 1
+    tried = {lr: Run(bench, "fgmt", 0)._after(lr) for lr in TINY.tuning.lrs}
+    scores = {lr: sum(row["validation"] for row in done["curve"][1:]) for lr, done in tried.items()}
+    assert after["lr"] == max(scores, key=scores.get)
+
+
+def test_what_is_finished_is_not_done_again(out):
+    assert said(out) == []
+
+
+def test_a_lost_run_is_done_again_and_comes_out_the_same(out):
+    path = out / "tiny/runs/fgmt/seed-1"
+    before = (path / "ported/model.safetensors").read_bytes()
+    (path / "done.json").unlink()
+    assert said(out) == ["tiny: fgmt, seed 1"]
+    assert (path / "ported/model.safetensors").read_bytes() == before
+
+
+def test_a_changed_task_is_done_again_from_what_has_not_changed(out):
+    changed = replace(TINY, steps=2, methods={"fgmt": 1}, after={}, record=False)
+    assert said(out, changed)[0] == "tiny: fgmt, seed 0"
+    assert said(out) != []  # and back
+
+
+def test_a_failing_run_is_told_and_the_others_go_on(out):
+    lines: list[str] = []
+    wrong = replace(TINY, name="wrong", family="tiny", head="own", methods={"naive": 1}, after={})
+    failed = perform_all(list_runs(Bench(wrong, out, say=lines.append)))
+    assert len(failed) == 1
+    assert "needs heads of one size" in failed[0]
+    assert lines[-1] == failed[0]
+
+
+def test_cosine_and_ensembles_come_from_the_same_runs(out):
+    bench = Bench(TINY, out, say=lambda line: None)
+    found = measure_cosine(bench, 0)
+    assert found["matched"] > found["identity"]
+    (row,) = [row for row in compare_ensembles(load_summaries(out), out) if row["method"] == "fgmt"]
+    assert row["members"] == 2
+    assert set(row["after"]) == {0, 4, 12}
+
+
+def test_the_corners_of_a_plane_are_three_networks(out):
+    bench = Bench(TINY, out, say=lambda line: None)
+    corners = gather_corners(bench)
+    assert list(corners) == ["direct", "ported", "source"]
+    assert len({float(net.hidden.weight.detach().sum()) for net in corners.values()}) == 3
+    if not hasattr(rt, "plane"):
+        pytest.skip("this version draws no planes")
+    assert "barrier from direct to ported" in survey_basin(bench)
+    assert set(load_basins(out)["tiny"][0]["barriers"]) == {"ported", "source"}
+
+
+def test_pages_are_filled_between_their_markers_and_twice_is_the_same(out, tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text("# Mine\n<!-- ports -->\nold\n<!-- end of ports -->\nstays\n")
+    parts = compose_parts(out, tmp_path / "images", page, tasks=("tiny",))
+    assert fill_page(page, parts) == ["ports"]
+    text = page.read_text()
+    assert "old" not in text
+    assert text.startswith("# Mine\n")
+    assert text.endswith("stays\n")
+    assert "| `tiny` |" in text
+    assert "![steps-tiny](images/steps-tiny.svg)" in text
+    pictures = {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()}
+    fill_page(page, compose_parts(out, tmp_path / "images", page, tasks=("tiny",)))
+    assert page.read_text() == text
+    assert {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()} == pictures
+
+
+def test_shortened_tasks_keep_their_methods():
+    for task in TASKS.values():
+        brief = shorten(task)
+        assert set(brief.methods) == set(task.methods)
+        assert brief.seeds == 1
+
+
+def test_a_run_on_its_own_says_where_it_comes_from(out):
+    summary = perform(Run(Bench(TINY, out, say=lambda line: None), "naive", 0))
+    assert (summary["task"], summary["method"], summary["seed"]) == ("tiny", "naive", 0)
+
+
+def command() -> object:
+    import importlib.util
+
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "quality.py"
+    spec = importlib.util.spec_from_file_location("quality_command", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet"], "there is no task 'resnet'"),
+        (["--figure", "12"], "there is no figure '12'"),
+        (["--figure", "5c"], "needs a GPU machine"),
+        ([], "name a task"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments, message):
+    answer = CliRunner().invoke(command(), arguments)
+    assert answer.exit_code
+    assert message in answer.output
+
+
+def test_the_command_lists_tasks_with_an_estimate():
+    answer = CliRunner().invoke(command(), ["tiny", "--list"])
+    assert "tiny" in answer.output
+    assert "min" in answer.output
