@@ -30,10 +30,12 @@ def assign(gains: Gains) -> tuple[Index, float]:
 
 
 def _solve(gains: Gains) -> Index:
+    losses = gains.diagonal()[:, None] - gains
+    if np.count_nonzero(losses.min(axis=1) < 0) > len(losses) / 2:  # most want to move: nothing is known yet
+        return _scipy(losses)
     # Prices for the columns change no solution, but SciPy is several times faster if most elements are cheapest where
     # they are. Some rounds of shortest paths look for such prices; if they come to rest, no cycle has anything to gain,
     # and the identity is the solution.
-    losses = gains.diagonal()[:, None] - gains
     prices, room = np.zeros(len(losses)), np.empty_like(losses)
     for _ in range(_ROUNDS):
         better = np.add(losses, prices, out=room).min(axis=1)
@@ -42,7 +44,11 @@ def _solve(gains: Gains) -> Index:
         prices = better
     np.add(losses, prices, out=room)
     room -= prices[:, None]
-    index: Index = linear_sum_assignment(room)[1].astype(np.int64)
+    return _scipy(room)
+
+
+def _scipy(losses: Gains) -> Index:
+    index: Index = linear_sum_assignment(losses)[1].astype(np.int64)
     return index
 
 
