@@ -16,7 +16,7 @@ FORWARD = 0.35
 """What an image costs that is only looked at, in images that are learnt from."""
 OVERHEAD = 5.0
 """Seconds of a port for loading and tracing, in the median of ours."""
-GRADIENT_METHODS = ("fgmt", "fgmt-sign", "gmt", "permuted-source")
+GRADIENT_METHODS = ("fgmt", "fgmt-sign", "gmt", "naive-sign", "permuted-source")
 SIZES = {
     "mnist": (60000, 10000),
     "fashion-mnist": (12000, 2000),

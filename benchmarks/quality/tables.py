@@ -11,7 +11,7 @@ from quality.tasks import TASKS
 
 Run = dict[str, Any]
 
-METHODS = ("naive", "rebasin", "permuted-source", "fgmt", "gmt", "fgmt-sign", "oracle")
+METHODS = ("naive", "rebasin", "permuted-source", "fgmt", "gmt", "fgmt-sign", "naive-sign", "oracle")
 SHARES = (0.90, 0.95, 0.99)
 EMPTY = "–"
 
