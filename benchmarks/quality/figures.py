@@ -74,7 +74,7 @@ _ALL = (
         "the same, CIFAR-10",
         "FGMT ≈ GMT ≈ oracle; naive works, too",
         ("cifar10-conv8",),
-        methods=_MAIN,
+        methods=_FEW,
         instead="a quarter of the width, 9,000 images, 14 epochs",
     ),
     Figure("5c", "the same, ImageNet", "FGMT ≈ GMT ≈ oracle"),
@@ -107,7 +107,7 @@ _ALL = (
         "training after the port, CIFAR-10",
         "faster than standard training; all methods alike",
         ("cifar10-conv8",),
-        methods=_MAIN,
+        methods=_FEW,
         instead="as 5b",
     ),
     Figure(

@@ -18,6 +18,7 @@ COLOURS = {
     "fgmt": "#1b9e77",
     "gmt": "#66c2a5",
     "fgmt-sign": "#d95f02",
+    "naive-sign": "#fdc086",
     "oracle": "#7570b3",
 }
 
