@@ -17,6 +17,7 @@ from hf_retarget.cli.finetune import finetune
 from hf_retarget.cli.inspect import inspect
 from hf_retarget.cli.options import DEBUG
 from hf_retarget.cli.port import port
+from hf_retarget.cli.push import push
 from hf_retarget.cli.recipes import recipes
 from hf_retarget.errors import RetargetError
 
@@ -45,5 +46,5 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
-for command in (port, finetune, evaluate, inspect, recipes, demo):
+for command in (port, finetune, evaluate, inspect, push, recipes, demo):
     main.add_command(command)

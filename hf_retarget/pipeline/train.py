@@ -20,6 +20,7 @@ from hf_retarget.finetune.loop import History, finetune
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.models import Checkpoint, load_checkpoint, save_model
+from hf_retarget.pipeline.card import card_of_tuning
 from hf_retarget.pipeline.start import Start, describe_broken, doing, prepare_start
 from hf_retarget.pipeline.versions import list_versions
 from hf_retarget.pipeline.workplace import Workplace
@@ -160,6 +161,8 @@ class _Run:
                 self.recipe.save(folder / "recipe.yaml")
                 with atomic_path(folder / "finetune.json") as temporary:
                     temporary.write_text(json.dumps(result.document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+                with atomic_path(folder / "README.md") as temporary:
+                    temporary.write_text(card_of_tuning(result.document, self.checkpoint, folder), "utf-8")
             except (OSError, SafetensorError) as error:
                 raise PortError(f"cannot write to '{folder}': {error}") from error
             self.place.publish()
@@ -221,6 +224,9 @@ class _Run:
                 "reference": checkpoint.reference,
                 "architecture": checkpoint.architecture,
                 "revision": checkpoint.revision,
+                "hub_id": checkpoint.hub_id,
+                "license": checkpoint.config.get("license"),
+                "license_link": checkpoint.config.get("license_link"),
                 "hashes": dict(checkpoint.hashes),
             },
             "data": {
@@ -228,6 +234,7 @@ class _Run:
                 "revision": data.revision,
                 "fingerprint": data.fingerprint,
                 "classes": data.classes,
+                "labels": list(self.start.labels) if self.start.labels else None,
                 "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
                 "notes": [*data.notes, *describe_broken(data)],
             },
