@@ -149,9 +149,12 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
         return f"the Hub forbids it for '{repository}': {_said(cause)}; use a token with the right to do it"
     if isinstance(cause, GaveUp):
         return f"the Hub could not be asked for '{repository}': {cause}; try again later"
-    if isinstance(cause, httpx2.HTTPError):
-        reason = is_trouble(cause) or _said(cause)
+    if reason := is_trouble(cause):
         return f"the Hub could not be asked for '{repository}': {reason}; try again later"
+    if isinstance(cause, errors.HfHubHTTPError):
+        return f"the Hub answered {cause.response.status_code} for '{repository}': {_said(cause)}; is the name right?"
+    if isinstance(cause, httpx2.HTTPError):
+        return f"the Hub could not be asked for '{repository}': {_one_line(cause)}; is HF_ENDPOINT right?"
     return None
 
 

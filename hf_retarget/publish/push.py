@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
 _GIT = 40  # hex digits of git's id of a file; a sha256 has 64
+_MOVED = 412  # the Hub's answer to a commit on top of what is not the newest
 _RACES = 5  # commits of others that may come between looking and committing
 
 
@@ -136,7 +137,7 @@ class _Push:
             try:
                 return self._commit_on(remote)
             except HfHubHTTPError as error:
-                if error.response.status_code != 412 or attempt == _RACES - 1:
+                if error.response.status_code != _MOVED or attempt == _RACES - 1:
                     raise
         raise AssertionError("unreachable")
 
@@ -243,10 +244,17 @@ def _translated(destination: Destination) -> Iterator[None]:
     except RetargetError:
         raise
     except Exception as error:
-        words = explain(error, destination.repository, destination.revision)
-        if words is None and "Invalid metadata in README.md" in str(error):
-            words = f"the Hub refuses the {CARD}: {' '.join(str(error).split())}; correct the lines at its head"
-        if words is None and not isinstance(error, (OSError, RuntimeError, ValueError)):
-            raise
-        failed = f"pushing to '{destination.repository}' failed: {' '.join(str(error).split())[:300]}"
-        raise PublishError(words or f"{failed}; try again: what has arrived is not sent again") from error
+        raise _translate(error, destination) from error
+
+
+def _translate(error: Exception, destination: Destination) -> Exception:
+    name, said = destination.repository, " ".join(str(error).split())[:300]
+    if "Invalid metadata in README.md" in said:
+        return PublishError(f"the Hub refuses the {CARD}: {said}; correct the lines at its head, and push again")
+    if getattr(getattr(error, "response", None), "status_code", None) == _MOVED:
+        return PublishError(f"somebody else commits to '{name}' all the time; push again when they are done")
+    if words := explain(error, name, destination.revision):
+        return PublishError(words)
+    if isinstance(error, (OSError, RuntimeError, ValueError)):
+        return PublishError(f"pushing to '{name}' failed: {said}; push again: what has arrived is not sent again")
+    return error
