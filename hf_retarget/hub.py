@@ -117,6 +117,17 @@ def find_cause(error: BaseException) -> BaseException:
     return seen if isinstance(seen, (GaveUp, httpx2.HTTPError, OSError)) else error
 
 
+def token_was_refused(error: BaseException) -> bool:
+    """Whether the Hub does not know the token that came along; without one, it says the same of what is private.
+
+    Example:
+        >>> token_was_refused(ValueError("no"))
+        False
+    """
+    response = getattr(find_cause(error), "response", None)
+    return response is not None and response.status_code == 401 and "authorization" in response.request.headers
+
+
 def explain(error: BaseException, repository: str, revision: str | None = None, *, kind: str = "model") -> str | None:
     """What an error of the client means, and what to do next; None if it is none of the Hub's.
 
@@ -129,8 +140,8 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
 
     cause = find_cause(error)
     if isinstance(cause, errors.GatedRepoError):
-        return f"'{repository}' is gated: accept its terms on the Hub, then log in (hf auth login) or set HF_TOKEN"
-    if isinstance(cause, errors.HfHubHTTPError) and _token_was_refused(cause):
+        return describe_gate(repository)
+    if token_was_refused(cause):
         return (
             "the Hub does not accept the token; log in again (hf auth login), or set HF_TOKEN or --token to a valid one"
         )
@@ -156,6 +167,16 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
     if isinstance(cause, httpx2.HTTPError):
         return f"the Hub could not be asked for '{repository}': {_one_line(cause)}; is HF_ENDPOINT right?"
     return None
+
+
+def describe_gate(repository: str) -> str:
+    """What to do about a gated repository.
+
+    Example:
+        >>> describe_gate("org/name").partition(",")[0]
+        "'org/name' is gated: accept its terms on the Hub"
+    """
+    return f"'{repository}' is gated: accept its terms on the Hub, then log in (hf auth login) or set HF_TOKEN"
 
 
 @contextmanager
@@ -280,10 +301,6 @@ def _asked_to_wait(error: BaseException) -> float:
 def _retry_after(response: Any) -> float:
     text = response.headers.get("Retry-After", "").strip()
     return float(text) if text.isdigit() else 0.0
-
-
-def _token_was_refused(error: Any) -> bool:
-    return error.response.status_code == 401 and "authorization" in error.response.request.headers
 
 
 def _said(error: BaseException) -> str:

@@ -71,6 +71,11 @@ def fetch_card(repository: str, commit: str | None, token: str | None) -> Path |
         >>> fetch_card("timm/resnet18.a1_in1k", None, token=None).name      # doctest: +SKIP
         'README.md'
     """
+    from huggingface_hub import try_to_load_from_cache
+
+    known = try_to_load_from_cache(repository, "README.md", revision=commit)
+    if known is not None:
+        return Path(known) if isinstance(known, str) else None  # it is known not to be there
     try:
         return _download(repository, "README.md", commit, token)
     except ModelError:
