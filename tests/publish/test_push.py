@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from loopback_hub import Hub
 
+from hf_retarget.publish import Destination, push_folder
+
 PUSHED = ["README.md", "config.json", "figures/curve.png", "finetune.json", "model.safetensors", "recipe.yaml"]
 
 
@@ -100,15 +102,12 @@ def test_an_organisation(hub: Hub, push, folder: Path) -> None:
     assert hub.repository("lab/birds").paths() == PUSHED
 
 
-def test_python_pushes_too(hub: Hub, folder: Path) -> None:
-    code = """
-    from hf_retarget.publish import Destination, push_folder
-    pushed = push_folder(sys.argv[1], Destination("ada/birds", token="hf_ada_write"))
-    answer([pushed.commit, repr(Destination("ada/birds", token="hf_ada_write"))])
-    """
-    commit, shown = hub.client().ask(code, folder)
-    assert commit == hub.repository("ada/birds").refs["refs/heads/main"]
-    assert "hf_ada" not in shown
+def test_python_pushes_too(connected: Hub, folder: Path, monkeypatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    destination = Destination("birds", token="hf_ada_write")
+    pushed = push_folder(folder, destination)
+    assert pushed.commit == connected.repository("ada/birds").refs["refs/heads/main"]
+    assert "hf_ada" not in repr(destination) + repr(pushed)
 
 
 @pytest.mark.parametrize(
