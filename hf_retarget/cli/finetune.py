@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
+from hf_retarget.cli.port import describe_command
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
@@ -77,7 +79,7 @@ def finetune(
     with status("starting"):
         from hf_retarget.pipeline.train import train
     with resumable(), watch(quiet) as progress:
-        result = train(model, recipe=recipe, progress=progress, **options)
+        result = train(model, recipe=recipe, command=describe_command(sys.argv), progress=progress, **options)
     if not is_main_process():
         return
     if not as_json:

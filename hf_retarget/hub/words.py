@@ -16,14 +16,13 @@ def is_trouble(error: BaseException) -> str | None:
         >>> is_trouble(ValueError("no")) is None
         True
     """
-    import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
     cause = find_cause(error)
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
         return name_status(status) if status in BUSY else None
-    if isinstance(cause, httpx2.TransportError):
+    if isinstance(cause, _http_error()):  # one without an answer
         return f"no connection ({_one_line(cause)})"
     return None
 
@@ -35,14 +34,10 @@ def find_cause(error: BaseException) -> BaseException:
         >>> find_cause(ValueError("no"))
         ValueError('no')
     """
-    import httpx2
-
     seen = error
-    while True:
-        if isinstance(seen, (GaveUp, httpx2.HTTPError)) or seen.__cause__ is None:
-            break
+    while not isinstance(seen, (GaveUp, _http_error())) and seen.__cause__ is not None:
         seen = seen.__cause__
-    return seen if isinstance(seen, (GaveUp, httpx2.HTTPError, OSError)) else error
+    return seen if isinstance(seen, (GaveUp, _http_error(), OSError)) else error
 
 
 def token_was_refused(error: BaseException) -> bool:
@@ -63,7 +58,6 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
         >>> explain(GaveUp("it is busy (503)"), "org/name")
         "the Hub could not be asked for 'org/name': it is busy (503); try again later"
     """
-    import httpx2
     from huggingface_hub import errors
 
     cause = find_cause(error)
@@ -92,8 +86,6 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
         return f"the Hub could not be asked for '{repository}': {reason}; try again later"
     if isinstance(cause, errors.HfHubHTTPError):
         return f"the Hub answered {cause.response.status_code} for '{repository}': {_said(cause)}; is the name right?"
-    if isinstance(cause, httpx2.HTTPError):
-        return f"the Hub could not be asked for '{repository}': {_one_line(cause)}; is HF_ENDPOINT right?"
     return None
 
 
@@ -134,3 +126,10 @@ def _said(error: BaseException) -> str:
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _http_error() -> type[Exception]:
+    """The root of the HTTP library's errors, whichever library the client uses."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # not by name
+
+    return HTTPError

@@ -67,6 +67,7 @@ def train(
     record: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    command: str = "",
     progress: Progress = SILENT,
 ) -> TrainResult:
     """Fine-tune a model on the training images, and save it to the folder `out`; without `data`, those of the recipe.
@@ -92,7 +93,7 @@ def train(
         )
     with doing(progress, "loading the data"):
         start = prepare_start(checkpoint, data, recipe.data, head=head, seed=recipe.finetune.seed, token=token)
-    run = _Run(recipe, checkpoint, start, place, accelerator, workers, progress, {"record": record})
+    run = _Run(recipe, checkpoint, start, place, accelerator, workers, progress, {"record": record}, command)
     with place.tidying():
         run.introduce(resume)
         result = run.measure(run.train(record))
@@ -111,6 +112,7 @@ class _Run:
     progress: Progress
     more: dict[str, Any]
     """Other options that decide about the result."""
+    command: str = ""
 
     def introduce(self, resume: bool) -> None:
         """Say what will be done, and make a place for it."""
@@ -244,6 +246,7 @@ class _Run:
                 "precision": str(self.accelerator.mixed_precision),
                 "recipe": self.recipe.to_dict(),
             },
+            "command": self.command,
             "versions": list_versions(),
         }
 

@@ -70,6 +70,7 @@ def write_tuned_card(document: Document, *, library: str = "timm", curve: str | 
         *_use(library),
         *_origin({"base": model}, data),
         *_recipe(recipe),
+        *_command(document["command"]),
         "`finetune.json` has every figure, option and version; `recipe.yaml` repeats the fine-tuning.",
         "",
     ]

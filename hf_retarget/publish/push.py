@@ -75,9 +75,7 @@ def push_folder(
         push = _Push(HfApi(token=destination.token), destination, _operations(files, destination))
         size = sum(each.upload_info.size for each in push.operations.values())
         progress.say(f"pushing {len(files)} files ({size / 1e6:,.1f} MB) to {destination.repository}")
-        if left_out:
-            more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-            progress.say(f"left out: {', '.join(left_out[:3])}{more}")
+        _tell_left_out(left_out, progress)
         push.make_place()
         pushed = ask(push.commit)
     if pushed.kept_card:
@@ -88,11 +86,21 @@ def push_folder(
     return pushed
 
 
+def _tell_left_out(names: list[str], progress: Progress) -> None:
+    others = [name for name in names if not name.startswith("trajectory/")]
+    if len(others) < len(names):
+        progress.say("the recorded trajectory is left out; push --trajectory sends it, too")
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        progress.say(f"left out, because it is not known: {', '.join(others[:3])}{more}")
+
+
 class _Push:
     """One push: the operations keep what was uploaded over its attempts."""
 
     def __init__(self, api: HfApi, destination: Destination, operations: dict[str, CommitOperationAdd]) -> None:
         self.api, self.destination, self.operations = api, destination, operations
+        self._tried = False
 
     @property
     def branch(self) -> str:
@@ -131,7 +139,7 @@ class _Push:
         for attempt in range(_RACES):
             remote = self.look()
             if self._has_all(remote):
-                return self._pushed(remote.commit, remote, new=False)
+                return self._pushed(remote.commit, remote, new=self._tried)
             if self.destination.create_pr and (found := self._find_pull()):
                 return found
             try:
@@ -142,6 +150,7 @@ class _Push:
         raise AssertionError("unreachable")
 
     def _commit_on(self, remote: _Remote) -> Pushed:
+        self._tried = True
         made = self.api.create_commit(
             self.destination.repository,
             self._wanted(remote),
@@ -164,7 +173,8 @@ class _Push:
                 except RevisionNotFoundError:
                     continue
                 if self._has_all(remote):
-                    return self._pushed(remote.commit, remote, new=False, revision=revision, pull_request=pull.url)
+                    facts = {"revision": revision, "pull_request": pull.url}
+                    return self._pushed(remote.commit, remote, new=self._tried, **facts)
         return None
 
     def _wanted(self, remote: _Remote) -> list[CommitOperationAdd]:

@@ -166,6 +166,7 @@ def test_a_fine_tuning_has_a_card_too():
         "data": document()["inputs"]["data"],
         "figures": {"test": score(0.9, top5=0.99)},
         "options": {"recipe": {"name": "insects"}},
+        "command": "hf-retarget finetune resnet18.a1_in1k",
     }
     text = write_tuned_card(made)
     assert problems_of(text) == ([], [])
@@ -177,6 +178,7 @@ def test_a_fine_tuning_has_a_card_too():
     )
     assert "| fine-tuned | 90.0% | 99.0% | 1.234 |" in text
     assert "# test\\_resnet, fine-tuned" in text
+    assert "```\nhf-retarget finetune resnet18.a1_in1k\n```" in text
 
 
 def test_without_a_base_on_the_hub_nothing_is_claimed():

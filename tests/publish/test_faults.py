@@ -43,6 +43,19 @@ def test_everything_at_once(hub: Hub, push_alone, folder: Path) -> None:
     assert whole(hub, folder)
     assert len(list(hub.repository("ada/birds").history())) == 2, "the lost commit was not repeated"
     assert [record.status for record in hub.log.of("commit")] == [500, 0]
+    assert done.stdout.startswith("Pushed to ")
+
+
+def test_in_parts(hub: Hub, push, folder: Path) -> None:
+    hub.multipart_from, hub.part_size = 100_000, 600_000
+    hub.cut("upload_part", after=50_000, sending=True, skip=1)
+    hub.lose_answer("lfs_complete")
+    hub.lose_answer("commit")
+    done = push(folder, "birds", "--no-verify")
+    assert done.exit_code == 0, done.stderr
+    assert whole(hub, folder)
+    assert len(hub.log.of("upload_part")) == 1 + -(-(folder / WEIGHTS).stat().st_size // 600_000)
+    assert len(hub.log.of("commit")) == 1
 
 
 def test_somebody_else_commits_at_the_same_time(hub: Hub, push, folder: Path) -> None:

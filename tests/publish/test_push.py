@@ -23,7 +23,8 @@ def test_one_commit_with_the_files_that_belong_to_it(hub: Hub, push_alone, folde
     assert [each.title for each in repository.history()] == ["Push a model with hf-retarget", "initial commit"]
     commit = repository.refs["refs/heads/main"]
     assert done.stdout == f"Pushed to {hub.endpoint}/ada/birds (commit {commit[:8]})\n"
-    assert "left out: diary.txt, trajectory/step-1.safetensors" in done.stderr
+    assert "the recorded trajectory is left out" in done.stderr
+    assert "left out, because it is not known: diary.txt\n" in done.stderr
     assert len(hub.log.of("download", "GET")) == 1, "the weights were read back"
 
 
