@@ -5,6 +5,7 @@
     ├── DataError             images or labels that cannot be read, or do not fit the model
     ├── RecipeError           a recipe with an unknown field or a value that cannot be
     ├── PortError             a port that cannot start, go on or be saved
+    ├── PublishError          a model that cannot be pushed to the Hub, or did not arrive there as it is here
     ├── TraceError            a model that cannot be exported, or an example that does not fit it
     ├── RuleError             an operator rule that is malformed, or registered twice
     ├── MatchError            gradients, trajectories or options that cannot be matched
@@ -45,6 +46,10 @@ class RecipeError(RetargetError):
 
 class PortError(RetargetError):
     """A port cannot start, go on or be saved."""
+
+
+class PublishError(RetargetError):
+    """A model cannot be pushed to the Hub, or did not arrive there as it is here."""
 
 
 class TraceError(RetargetError):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 from hypothesis import settings
@@ -55,6 +56,26 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     with Hub(tmp_path / "hub") as hub:
         hub.add_user("ada")
         yield hub
+
+
+@pytest.fixture
+def connected(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The same Hub for the clients in this process, which have read their settings already: ada's, little patience."""
+    settings = {
+        "ENDPOINT": hub.endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "HF_TOKEN_PATH": str(tmp_path / "token"),
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+    }
+    for name, value in settings.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    environment = {"HF_TOKEN": "hf_ada_write", "HF_RETARGET_HUB_PATIENCE": "4", "NO_PROXY": "127.0.0.1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    yield hub
+    huggingface_hub.close_session()
 
 
 @pytest.fixture(autouse=True)

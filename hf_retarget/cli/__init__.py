@@ -19,6 +19,7 @@ from hf_retarget.cli.inspect import inspect
 from hf_retarget.cli.options import DEBUG
 from hf_retarget.cli.plane import plane
 from hf_retarget.cli.port import port
+from hf_retarget.cli.push import push
 from hf_retarget.cli.recipes import recipes
 from hf_retarget.errors import RetargetError
 
@@ -47,5 +48,5 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
-for command in (port, finetune, evaluate, compare, plane, inspect, recipes, demo):
+for command in (port, finetune, evaluate, compare, plane, inspect, push, recipes, demo):
     main.add_command(command)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, num_classes_option, resumable, run_options
+from hf_retarget.cli.options import (
+    debug_option,
+    model_options,
+    num_classes_option,
+    push_options,
+    resumable,
+    run_options,
+)
+from hf_retarget.cli.port import describe_command
 from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 
 if TYPE_CHECKING:
@@ -51,28 +61,37 @@ _MOST = 12  # scores of the validation curve that are printed
 @click.option("--resume", is_flag=True, help="Go on with the run for DIR that was interrupted.")
 @click.option("--overwrite", is_flag=True, help="Replace the model in DIR, and forget a run that was interrupted.")
 @num_classes_option
+@push_options
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @recipe_options("data", "finetune", plain="finetune")
 @debug_option
-def finetune(model: str, recipe: Recipe, quiet: bool, as_json: bool, **options: Any) -> None:
+def finetune(
+    model: str, recipe: Recipe, quiet: bool, as_json: bool, destination: dict[str, Any] | None, **options: Any
+) -> None:
     """Fine-tune MODEL on images, and save it to a folder.
 
     MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with --arch.
     A ported folder will do, too. The last weights are saved; DIR appears when all is done.
     """
+    place = check_push(destination, options["token"])
     with status("starting"):
         from hf_retarget.pipeline.train import train
     with resumable(), watch(quiet) as progress:
-        result = train(model, recipe=recipe, progress=progress, **options)
+        result = train(model, recipe=recipe, command=describe_command(sys.argv), progress=progress, **options)
     if not is_main_process():
         return
+    if not as_json:
+        for name, words in _describe(result):
+            click.echo(f"{name:<10}  {words}")
+    pushed = push_result(options["out"], place, quiet)
     if as_json:
-        click.echo(json.dumps({"folder": str(result.folder)} | result.document, indent=2, ensure_ascii=False))
+        document = {"folder": str(result.folder), **pushed} | result.document
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    for name, words in _describe(result):
-        click.echo(f"{name:<10}  {words}")
+    if pushed:
+        print_pushed(pushed["pushed"])
     if not quiet:
         folder = shlex.quote(str(options["out"]))
         click.echo(f"Next: hf-retarget evaluate {folder} --data {folder}/recipe.yaml", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +14,8 @@ DEBUG = "hf_retarget.debug"
 
 PRECISIONS = ("no", "bf16", "fp16")
 """As in `hf_retarget.devices`, which would import torch; a test compares them."""
+
+_DESTINATION = ("private", "revision", "message", "create_pr", "replace_card")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -103,6 +106,57 @@ def run_options(command: _Function) -> _Function:
         ),
         click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
     )
+
+
+def destination_options(revision: str) -> Callable[[_Function], _Function]:
+    """Add how to push: ``--private``, the branch under the name given, ``--commit-message``, ``--create-pr`` and
+    ``--replace-card``. The command receives them as the fields of a `hf_retarget.publish.Destination`.
+
+    Example:
+        >>> @click.command()
+        ... @destination_options("--revision")
+        ... def push(private, revision, message, create_pr, replace_card):
+        ...     click.echo(f"{private} {revision}")
+        >>> push(["--private", "--revision", "v2"], standalone_mode=False)
+        True v2
+    """
+
+    def decorate(command: _Function) -> _Function:
+        return _add(
+            command,
+            click.option("--private", is_flag=True, help="Make the repository private, if it is new."),
+            click.option(revision, "revision", metavar="BRANCH", help="Branch to push to, made if need be [main]."),
+            click.option("--commit-message", "message", metavar="TEXT", help="What the commit says."),
+            click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to the branch."),
+            click.option("--replace-card", is_flag=True, help="Replace a README.md that is there; else it is kept."),
+        )
+
+    return decorate
+
+
+def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--push-to-hub`` and how to push; the command receives all of it as `destination`, or None.
+
+    Example:
+        >>> @click.command()
+        ... @push_options
+        ... def train(destination):
+        ...     click.echo(destination)
+        >>> train(["--push-to-hub", "ada/birds"], standalone_mode=False)
+        {'repository': 'ada/birds', 'private': False, 'revision': None, 'message': None, 'create_pr': False, \
+'replace_card': False}
+    """
+
+    @wraps(command)
+    def with_destination(*arguments: Any, push_to_hub: str | None, **options: Any) -> Any:
+        destination = {name: options.pop(name) for name in _DESTINATION}
+        if push_to_hub is None and any(destination.values()):
+            raise click.UsageError("--push-to-hub is missing: the options about pushing need a repository.")
+        destination = {"repository": push_to_hub, **destination}
+        return command(*arguments, destination=destination if push_to_hub else None, **options)
+
+    add = click.option("--push-to-hub", metavar="REPO", help="Push the result to this repository of the Hub.")
+    return add(destination_options("--hub-revision")(with_destination))
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, resumable, run_options
+from hf_retarget.cli.options import debug_option, model_options, push_options, resumable, run_options
 from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 
 if TYPE_CHECKING:
@@ -62,12 +63,21 @@ Row = tuple[str, ...]
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and what it would cost.")
 @click.option("--resume", is_flag=True, help="Go on with the port for DIR that was interrupted.")
 @click.option("--overwrite", is_flag=True, help="Replace the model in DIR, and forget a port that was interrupted.")
+@push_options
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @recipe_options()
 @debug_option
-def port(recipe: Recipe, quiet: bool, as_json: bool, dry_run: bool, out: Path | None, **options: Any) -> None:
+def port(
+    recipe: Recipe,
+    quiet: bool,
+    as_json: bool,
+    dry_run: bool,
+    out: Path | None,
+    destination: dict[str, Any] | None,
+    **options: Any,
+) -> None:
     """Move a fine-tuning to a new base of the same architecture, without repeating it.
 
     A MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with
@@ -76,6 +86,7 @@ def port(recipe: Recipe, quiet: bool, as_json: bool, dry_run: bool, out: Path | 
     if out is None and not dry_run:
         raise click.UsageError("Missing option '--out' (or say --dry-run).")
     options["checkpoints"] = options["checkpoints"] or None
+    place = check_push(destination, options["token"])
     if dry_run:
         _plan(recipe, quiet, as_json, {name: value for name, value in options.items() if name not in _PORT_ONLY})
         return
@@ -85,14 +96,18 @@ def port(recipe: Recipe, quiet: bool, as_json: bool, dry_run: bool, out: Path | 
         result = port(recipe=recipe, out=out, command=describe_command(sys.argv), progress=progress, **options)
     if not is_main_process():
         return
+    if not as_json:
+        if not quiet:
+            print_curves(result.figures)
+        print_scores(result.figures)
+        click.echo(f"\n{result.verdict}")
+        click.echo(f"Saved to {out}")
+    pushed = push_result(Path(str(out)), place, quiet)
     if as_json:
-        click.echo(json.dumps({"folder": str(out)} | result.figures, indent=2, ensure_ascii=False))
+        click.echo(json.dumps({"folder": str(out), **pushed} | result.figures, indent=2, ensure_ascii=False))
         return
-    if not quiet:
-        print_curves(result.figures)
-    print_scores(result.figures)
-    click.echo(f"\n{result.verdict}")
-    click.echo(f"Saved to {out}")
+    if pushed:
+        print_pushed(pushed["pushed"])
     if not quiet:
         click.echo(f"Look: {out}/report.html", err=True)
         folder = shlex.quote(str(out))

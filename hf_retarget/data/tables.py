@@ -15,6 +15,7 @@ from hf_retarget.data.options import DataOptions
 from hf_retarget.data.rows import TableRows
 from hf_retarget.data.source import SPLITS, Source
 from hf_retarget.errors import DataError
+from hf_retarget.hub import GaveUp, ask, describe_gate, explain, find_cause, token_was_refused
 
 IMAGE_COLUMNS = ("image", "img", "images", "picture", "photo")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
@@ -32,7 +33,9 @@ def open_hub(reference: str, options: DataOptions, token: str | None = None) -> 
     name, _, revision = reference.partition("@")
     asked = revision or options.revision
     load = partial(load_dataset, name, name=options.config, revision=asked, token=token)
-    tables = _splits_of(_try(load, f"dataset '{name}' cannot be loaded from the Hub", bars=sys.stderr.isatty()))
+    tables = _splits_of(
+        _try(partial(_ask_hub, load, name), f"dataset '{name}' cannot be loaded from the Hub", bars=sys.stderr.isatty())
+    )
     return open_tables(name, tables, options, revision=_commit(tables) or asked)
 
 
@@ -185,10 +188,25 @@ def _bars(shown: bool) -> Iterator[None]:
             enable_progress_bars()
 
 
+def _ask_hub(load: Callable[[], Any], name: str) -> Any:
+    """Where the Hub itself is the matter, in its words; what a dataset lacks, `datasets` words better."""
+    try:
+        return ask(load)
+    except Exception as error:
+        cause = find_cause(error)
+        if isinstance(cause, GaveUp) or token_was_refused(cause):
+            raise DataError(str(explain(cause, name, kind="dataset"))) from cause
+        if "is a gated dataset" in str(error):  # the cause is hidden
+            raise DataError(describe_gate(name)) from error
+        raise
+
+
 def _try(load: Callable[[], Any], failure: str, *, bars: bool = False) -> Any:
     try:
         with _bars(bars):
             return load()
+    except DataError:
+        raise
     except Exception as error:  # datasets raises its own, the Hub's, pyarrow's and the network's errors
         told: BaseException = error
         while type(told).__name__ == "DatasetGenerationError" and told.__cause__ is not None:

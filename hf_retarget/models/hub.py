@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hf_retarget.errors import ModelError
+from hf_retarget.hub import GaveUp, ask, explained
 from hf_retarget.models.config import CONFIG
 from hf_retarget.models.read import INDEX, PICKLE, SAFE, pickle_only, shard_names
 
@@ -63,6 +64,42 @@ def _fetch_weights(repository: str, revision: str | None, allow_pickle: bool, to
     raise ModelError(f"'{repository}' has no {SAFE}; give a repository with weights for timm")
 
 
+def fetch_card(repository: str, commit: str | None, token: str | None) -> Path | None:
+    """The README.md of a model, beside its other files; None if it has none, or the Hub cannot be asked now.
+
+    Example:
+        >>> fetch_card("timm/resnet18.a1_in1k", None, token=None).name      # doctest: +SKIP
+        'README.md'
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    known = try_to_load_from_cache(repository, "README.md", revision=commit)
+    if known is not None:
+        return Path(known) if isinstance(known, str) else None  # it is known not to be there
+    try:
+        return _download(repository, "README.md", commit, token)
+    except ModelError:
+        return None  # a licence that is not known is no reason not to work
+
+
+def read_licence(card: Path) -> dict[str, str]:
+    """The entries of a README.md about the licence; one that is not the Hub's own goes by its name.
+
+    Example:
+        >>> read_licence(Path("model/README.md"))      # doctest: +SKIP
+        {'license': 'dinov3-license', 'license_link': 'https://…'}
+    """
+    from huggingface_hub import ModelCard
+
+    try:
+        entries = ModelCard.load(card).data.to_dict()
+    except Exception:  # anybody may have written it
+        return {}
+    if entries.get("license") == "other" and entries.get("license_name"):
+        entries["license"] = entries["license_name"]
+    return {name: entries[name] for name in ("license", "license_link") if isinstance(entries.get(name), str)}
+
+
 def _download(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:
     """The file in the cache; nothing if the repository does not have it."""
     from huggingface_hub import hf_hub_download
@@ -70,17 +107,19 @@ def _download(repository: str, name: str, revision: str | None, token: str | Non
 
     with _explained(repository, revision):
         try:
-            return Path(hf_hub_download(repository, name, revision=revision, token=token))
+            return Path(ask(lambda: hf_hub_download(repository, name, revision=revision, token=token)))
         except RemoteEntryNotFoundError:
             return None
-        except LocalEntryNotFoundError as error:
-            if not _cached(repository, revision, *_OTHER_FORMS.get(name, ())):
-                raise ModelError(
-                    f"'{name}' of '{repository}' is not in the cache, and the Hub cannot be asked "
-                    "(offline, or no connection); download it once while there is a connection: "
-                    f"hf download {repository}{f' --revision {revision}' if revision else ''}"
-                ) from error
-            return None  # the cache has the weights in another form
+        except (LocalEntryNotFoundError, GaveUp) as error:
+            if _cached(repository, revision, *_OTHER_FORMS.get(name, ())):
+                return None  # the cache has the weights in another form
+            if isinstance(error, GaveUp):
+                raise
+            raise ModelError(
+                f"'{name}' of '{repository}' is not in the cache, and the Hub cannot be asked "
+                "(offline, or no connection); download it once while there is a connection: "
+                f"hf download {repository}{f' --revision {revision}' if revision else ''}"
+            ) from error
 
 
 def _is_there(repository: str, name: str, revision: str | None, token: str | None) -> bool:
@@ -91,7 +130,7 @@ def _is_there(repository: str, name: str, revision: str | None, token: str | Non
         return True
     with _explained(repository, revision):
         try:
-            get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), token=token)
+            ask(lambda: get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), token=token))
         except RemoteEntryNotFoundError:
             return False
     return True
@@ -105,28 +144,16 @@ def _cached(repository: str, revision: str | None, *names: str) -> bool:
 
 @contextmanager
 def _explained(repository: str, revision: str | None) -> Iterator[None]:
-    """Say what the client's errors mean. They share no root: some are those of the HTTP library itself."""
-    from huggingface_hub import errors
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # the HTTP library's, whichever it is
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        yield
-    except errors.GatedRepoError as error:
-        raise ModelError(
-            f"'{repository}' is gated: accept its terms on the Hub, then log in (hf auth login) or set HF_TOKEN"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelError(
-            f"there is no model '{repository}' on the Hub, or it is private; check the name, or log in (hf auth login)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ModelError(f"'{repository}' has no revision '{revision}'; name a branch, a tag or a commit") from error
-    except errors.HFValidationError as error:
-        raise ModelError(
-            f"'{repository}' is neither a file or folder that exists nor a name the Hub could have: {error}"
-        ) from error
-    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, HTTPError) as error:
-        raise ModelError(f"the Hub could not be asked for '{repository}': {error}; try again later") from error
+        with explained(ModelError, repository, revision):
+            yield
+    except ModelError as error:
+        if not isinstance(error.__cause__, HFValidationError):
+            raise
+        reason = f"is neither a file or folder that exists nor a name the Hub could have: {error.__cause__}"
+        raise ModelError(f"'{repository}' {reason}") from error
 
 
 def _snapshot(path: Path) -> Path:

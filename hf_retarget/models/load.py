@@ -23,7 +23,7 @@ from hf_retarget.models.config import (
     read_config,
 )
 from hf_retarget.models.fit import convert_with_timm, fit_weights, strip_prefixes
-from hf_retarget.models.hub import fetch_model, split_revision
+from hf_retarget.models.hub import fetch_card, fetch_model, read_licence, split_revision
 from hf_retarget.models.read import SUFFIXES, hash_file, hash_tensors, read_weights, weight_files
 
 
@@ -37,6 +37,7 @@ class _Stored:
     convert: bool
     """Whether timm may rename and resize the tensors, as it does itself for what it saved or published."""
     revision: str | None = None
+    hub_id: str | None = None
 
 
 def load_checkpoint(
@@ -88,6 +89,8 @@ def _in_folder(
         description = _described(arch, options)
     else:
         raise ModelError(f"the folder '{where}' has no {CONFIG}; say which architecture it holds with --arch")
+    if (folder / "README.md").is_file():
+        description = replace(description, config={**read_licence(folder / "README.md"), **description.config})
     files = weight_files(folder, where, allow_pickle=allow_pickle)
     advice = f"is '{arch}' the right --arch?" if arch else f"{CONFIG} and the weights do not belong together"
     return _Stored(description, files, advice, convert=arch is None)
@@ -106,7 +109,8 @@ def _on_hub(
 ) -> _Stored:
     repository, revision = split_revision(text)
     folder, commit = fetch_model(repository, revision, config=arch is None, allow_pickle=allow_pickle, token=token)
-    return replace(_in_folder(folder, text, arch, options, allow_pickle), revision=commit)
+    fetch_card(repository, commit, token)  # into the same folder, where the next line finds it
+    return replace(_in_folder(folder, text, arch, options, allow_pickle), revision=commit, hub_id=repository)
 
 
 def _in_timm(name: str, allow_pickle: bool, token: str | None) -> _Stored:
@@ -128,7 +132,7 @@ def _in_timm(name: str, allow_pickle: bool, token: str | None) -> _Stored:
     folder, commit = fetch_model(repository, revision, config=False, allow_pickle=allow_pickle, token=token)
     files = weight_files(folder, repository, allow_pickle=allow_pickle)
     description = describe_architecture(name, {}, pretrained=True)
-    return _Stored(description, files, "this version of timm cannot read them", convert=True, revision=commit)
+    return _Stored(description, files, "this version of timm cannot read them", True, commit, repository)
 
 
 def _described(arch: str, options: Mapping[str, Any] | None) -> Description:
@@ -163,6 +167,7 @@ def _assemble(reference: str, stored: _Stored, num_classes: int | None, allow_pi
         weights=weights,
         dtype=most_common_dtype(raw),
         revision=stored.revision,
+        hub_id=stored.hub_id,
         hashes={path.name: hash_file(path) for path in stored.files},
     )
 

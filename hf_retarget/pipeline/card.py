@@ -1,4 +1,4 @@
-"""The model card of a ported model: README.md, with the front matter that the Hub reads."""
+"""What a card says of a result: the rows of its table, and which library loads the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 from hf_retarget.models import Checkpoint
 from hf_retarget.models.build import is_timm
-from hf_retarget.models.hub import split_revision
+from hf_retarget.publish.card import write_port_card, write_tuned_card
+
+CURVE = "figures/curve.png"
+"""Where the picture for the card is, if there is one in the folder."""
 
 ROWS = {
     "tuned": "tuned source",
@@ -41,70 +44,27 @@ def describe_rows(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _name(side: dict[str, Any]) -> str:
-    # A card may be read by anybody: of a local path it tells the last part only.
-    reference = str(side["reference"])
-    return reference if side["revision"] else Path(reference).name
-
-
-def hub_id(checkpoint: Checkpoint) -> str | None:
-    """What a checkpoint is called on the Hub; None if it did not come from there.
+def card_of_port(document: dict[str, Any], target: Checkpoint, folder: Path) -> str:
+    """README.md for a folder that holds all other files of a port.
 
     Example:
-        >>> hub_id(load_checkpoint("resnet18.a1_in1k"))      # doctest: +SKIP
-        'timm/resnet18.a1_in1k'
+        >>> card_of_port(result.figures, result.inputs.target, Path("ported"))      # doctest: +SKIP
     """
-    if checkpoint.revision is None:
-        return None
-    name = split_revision(checkpoint.reference)[0]
-    return name if "/" in name else f"timm/{name}"
+    return write_port_card(document, describe_rows(document), library=_library(target), curve=_curve(folder))
 
 
-def write_card(document: dict[str, Any], source: str | None, tuned: Checkpoint, target: Checkpoint) -> str:
-    """The text of README.md.
+def card_of_tuning(document: dict[str, Any], model: Checkpoint, folder: Path) -> str:
+    """README.md for a folder that holds all other files of a fine-tuning.
 
     Example:
-        >>> write_card(document, source, tuned, target)      # doctest: +SKIP
+        >>> card_of_tuning(result.document, checkpoint, Path("tuned"))      # doctest: +SKIP
     """
-    import yaml
-
-    timm = is_timm(target.architecture)
-    bases = list(dict.fromkeys(each for each in (hub_id(target), hub_id(tuned), source) if each))
-    front: dict[str, Any] = {
-        "library_name": "timm" if timm else "pytorch",
-        "pipeline_tag": "image-classification",
-        "tags": ["image-classification", *(["timm"] if timm else []), "hf-retarget"],
-    }
-    if license_name := target.config.get("license"):
-        front["license"] = license_name
-    if bases:
-        front |= {"base_model": bases, "base_model_relation": "finetune" if len(bases) == 1 else "merge"}
-    head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
-    return f"---\n{head}---\n\n{_body(document, timm)}"
+    return write_tuned_card(document, library=_library(model), curve=_curve(folder))
 
 
-def _body(document: dict[str, Any], timm: bool) -> str:
-    inputs, data = document["inputs"], document["inputs"]["data"]
-    table = ["| on the test images | top-1 | loss |", "|---|---|---|"]
-    for words, figures in describe_rows(document):
-        loss = "–" if figures["loss"] is None else f"{figures['loss']:.3f}"
-        table.append(f"| {words} | {figures['top1']:.1%} | {loss} |")
-    lines = [
-        f"# {inputs['target']['architecture']}, retargeted",
-        "",
-        f"The fine-tuning `{_name(inputs['tuned'])}` of `{_name(inputs['source'])}`, "
-        f"ported to the new base `{_name(inputs['target'])}` by hf-retarget, without repeating it.",
-        "",
-        f"Data: {data['name']}, {data['classes']} classes, {data['images']['test']:,} test images.",
-        "",
-        *table,
-        "",
-        f"{document['verdict']} (± is one standard error.)",
-        "",
-    ]
-    if timm:
-        lines += ["```python", 'model = timm.create_model("local-dir:FOLDER", pretrained=True)', "```", ""]
-    if document["command"]:
-        lines += ["```", document["command"], "```", ""]
-    lines += ["`port.json` has every figure, option, version and input hash; `recipe.yaml` repeats the port.", ""]
-    return "\n".join(lines)
+def _library(checkpoint: Checkpoint) -> str:
+    return "timm" if is_timm(checkpoint.architecture) else "pytorch"
+
+
+def _curve(folder: Path) -> str | None:
+    return CURVE if (folder / CURVE).is_file() else None

@@ -138,6 +138,9 @@ def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "options": dict(checkpoint.options),
         "classes": checkpoint.num_classes,
         "revision": checkpoint.revision,
+        "hub_id": checkpoint.hub_id,
+        "license": checkpoint.config.get("license"),
+        "license_link": checkpoint.config.get("license_link"),
         "hashes": dict(checkpoint.hashes),
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
     }

@@ -20,11 +20,12 @@ from hf_retarget.errors import PortError
 from hf_retarget.files import atomic_path
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.models import save_model
-from hf_retarget.pipeline.card import hub_id, write_card
+from hf_retarget.pipeline.card import card_of_port
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.pipeline.pictures import write_report
 from hf_retarget.pipeline.steps import StepFigures
 from hf_retarget.pipeline.workplace import Workplace
+from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.recipe import Recipe
 
 
@@ -71,6 +72,32 @@ class PortResult:
         state.wait_for_everyone()
         return place.out
 
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool = False,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        create_pr: bool = False,
+        replace_card: bool = False,
+        token: str | None = None,
+    ) -> Pushed | None:
+        """Push the model with its card and all figures in one commit, and read it back; None in other processes.
+
+        Example:
+            >>> result.push_to_hub("ada/birds", private=True).url      # doctest: +SKIP
+            'https://huggingface.co/ada/birds'
+        """
+        destination = Destination(repository, private, revision, commit_message, create_pr, replace_card, token)
+        state, pushed = PartialState(), None
+        if state.is_main_process:
+            with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+                self.write(Path(place))
+                pushed = push_folder(place, destination)
+        state.wait_for_everyone()
+        return pushed
+
     def _save(self, out: Path) -> None:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -99,14 +126,13 @@ class PortResult:
             dtype=self.dtype,
             config=asdict(inputs.preprocess),
         )
-        card = write_card(self.figures, hub_id(inputs.source), inputs.tuned, inputs.target)
         try:
             self.permutation.save(folder / "permutation.safetensors")
             self.graph.save(folder / "graph.json")
             self.recipe.save(folder / "recipe.yaml")
             _write(folder / "port.json", json.dumps(self.figures, indent=2, ensure_ascii=False) + "\n")
             write_report(folder, self.figures, self.graph, self.thumbnails)
-            _write(folder / "README.md", card)
+            _write(folder / "README.md", card_of_port(self.figures, inputs.target, folder))
         except (OSError, SafetensorError) as error:
             raise PortError(f"cannot write to '{folder}': {error}") from error
 

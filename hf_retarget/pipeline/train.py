@@ -20,6 +20,7 @@ from hf_retarget.finetune.loop import History, finetune
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.models import Checkpoint, load_checkpoint, save_model
+from hf_retarget.pipeline.card import card_of_tuning
 from hf_retarget.pipeline.start import Start, describe_broken, doing, prepare_start
 from hf_retarget.pipeline.versions import list_versions
 from hf_retarget.pipeline.workplace import Workplace
@@ -66,6 +67,7 @@ def train(
     record: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    command: str = "",
     progress: Progress = SILENT,
 ) -> TrainResult:
     """Fine-tune a model on the training images, and save it to the folder `out`; without `data`, those of the recipe.
@@ -91,7 +93,7 @@ def train(
         )
     with doing(progress, "loading the data"):
         start = prepare_start(checkpoint, data, recipe.data, head=head, seed=recipe.finetune.seed, token=token)
-    run = _Run(recipe, checkpoint, start, place, accelerator, workers, progress, {"record": record})
+    run = _Run(recipe, checkpoint, start, place, accelerator, workers, progress, {"record": record}, command)
     with place.tidying():
         run.introduce(resume)
         result = run.measure(run.train(record))
@@ -110,6 +112,7 @@ class _Run:
     progress: Progress
     more: dict[str, Any]
     """Other options that decide about the result."""
+    command: str = ""
 
     def introduce(self, resume: bool) -> None:
         """Say what will be done, and make a place for it."""
@@ -160,6 +163,8 @@ class _Run:
                 self.recipe.save(folder / "recipe.yaml")
                 with atomic_path(folder / "finetune.json") as temporary:
                     temporary.write_text(json.dumps(result.document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+                with atomic_path(folder / "README.md") as temporary:
+                    temporary.write_text(card_of_tuning(result.document, self.checkpoint, folder), "utf-8")
             except (OSError, SafetensorError) as error:
                 raise PortError(f"cannot write to '{folder}': {error}") from error
             self.place.publish()
@@ -221,6 +226,9 @@ class _Run:
                 "reference": checkpoint.reference,
                 "architecture": checkpoint.architecture,
                 "revision": checkpoint.revision,
+                "hub_id": checkpoint.hub_id,
+                "license": checkpoint.config.get("license"),
+                "license_link": checkpoint.config.get("license_link"),
                 "hashes": dict(checkpoint.hashes),
             },
             "data": {
@@ -228,6 +236,7 @@ class _Run:
                 "revision": data.revision,
                 "fingerprint": data.fingerprint,
                 "classes": data.classes,
+                "labels": list(self.start.labels) if self.start.labels else None,
                 "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
                 "notes": [*data.notes, *describe_broken(data)],
             },
@@ -237,6 +246,7 @@ class _Run:
                 "precision": str(self.accelerator.mixed_precision),
                 "recipe": self.recipe.to_dict(),
             },
+            "command": self.command,
             "versions": list_versions(),
         }
 

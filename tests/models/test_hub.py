@@ -8,6 +8,7 @@ import huggingface_hub.constants
 import pytest
 import timm
 import torch
+from loopback_hub import Fault
 from safetensors.torch import load_file, save_file
 
 from hf_retarget.errors import ModelError
@@ -20,21 +21,25 @@ def offline(monkeypatch):
 
 
 @pytest.mark.parametrize("reference", ["org/net", "hf-hub:org/net", "org/net@v1"])
-def test_all_files_come_from_one_commit(tmp_path, save, file_hub, reference):
+def test_all_files_come_from_one_commit(tmp_path, save, connected, files, reference):
     folder = save(tmp_path / "saved", num_classes=4)
-    file_hub.add("org/net", folder)
+    repository = connected.repository("org/net", files(folder))
+    commit = repository.refs["refs/heads/main"]
+    repository.update(refs=repository.refs | {"refs/tags/v1": commit})
     checkpoint = load_checkpoint(reference)
     assert checkpoint.reference == reference
-    assert checkpoint.revision == file_hub.commit
+    assert (checkpoint.hub_id, checkpoint.revision) == ("org/net", commit)
     assert torch.equal(checkpoint.weights["fc.weight"], load_file(folder / "model.safetensors")["fc.weight"])
-    weights = [path for path in file_hub.asked if path.endswith("model.safetensors")]
+    weights = [each.path for each in connected.log.of("resolve") if each.path.endswith("model.safetensors")]
     assert weights
-    assert all(f"/resolve/{file_hub.commit}/" in path for path in weights), "the weights were asked for by branch"
+    assert all(f"/resolve/{commit}/" in path for path in weights), "the weights were asked for by branch"
 
 
-def test_what_was_loaded_once_is_there_when_offline(tmp_path, save, file_hub, monkeypatch):
-    file_hub.add("org/net", save(tmp_path / "saved", num_classes=4))
+def test_what_was_loaded_once_is_there_when_offline(tmp_path, save, connected, files, monkeypatch):
+    connected.repository("org/net", files(save(tmp_path / "saved", num_classes=4)))
     online = load_checkpoint("org/net")
+    with connected.down():
+        assert load_checkpoint("org/net").revision == online.revision
     offline(monkeypatch)
     again = load_checkpoint("org/net")
     assert (again.revision, again.hashes) == (online.revision, online.hashes)
@@ -44,22 +49,23 @@ def test_what_was_loaded_once_is_there_when_offline(tmp_path, save, file_hub, mo
         load_checkpoint("test_vit.r160_in1k")
 
 
-def test_a_name_of_timm(tmp_path, save, file_hub):
-    file_hub.add("timm/test_resnet.r160_in1k", save(tmp_path / "saved"))
+def test_a_name_of_timm(tmp_path, save, connected, files):
+    repository = connected.repository("timm/test_resnet.r160_in1k", files(save(tmp_path / "saved")))
     checkpoint = load_checkpoint("test_resnet.r160_in1k")
     assert (checkpoint.architecture, checkpoint.num_classes) == ("test_resnet", 1000)
     assert checkpoint.config["license"] == timm.get_pretrained_cfg("test_resnet").license
     assert checkpoint.config["tag"] == "r160_in1k"
-    assert checkpoint.revision == file_hub.commit
-    assert load_checkpoint("test_resnet").hashes == checkpoint.hashes
+    assert checkpoint.revision == repository.refs["refs/heads/main"]
+    again = load_checkpoint("test_resnet")
+    assert (again.hashes, again.hub_id) == (checkpoint.hashes, "timm/test_resnet.r160_in1k")
 
 
-def test_shards_and_pickles(tmp_path, save, file_hub):
+def test_shards_and_pickles(tmp_path, save, connected, files):
     folder = save(tmp_path / "saved", num_classes=4)
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    file_hub.add("org/pickle", folder)
+    connected.repository("org/pickle", files(folder))
     with pytest.raises(ModelError, match="only as a pickle"):
         load_checkpoint("org/pickle")
     found = load_checkpoint("org/pickle", allow_pickle=True)
@@ -67,35 +73,117 @@ def test_shards_and_pickles(tmp_path, save, file_hub):
     save_file(weights, folder / "part.safetensors")
     index = {"weight_map": dict.fromkeys(weights, "part.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    file_hub.add("org/shards", folder)
+    shards = connected.repository("org/shards", files(folder))
     assert set(load_checkpoint("org/shards").hashes) == {"part.safetensors"}
-    del file_hub.files["org/shards/config.json"]
-    file_hub.commit = "f" * 40
+    shards.write({"config.json": None})
     with pytest.raises(ModelError, match=r"has no config\.json"):
         load_checkpoint("org/shards")
 
 
-def test_an_offline_pickle_is_named_as_such(tmp_path, save, file_hub, monkeypatch):
+def test_an_offline_pickle_is_named_as_such(tmp_path, save, connected, files, monkeypatch):
     folder = save(tmp_path / "saved", num_classes=4)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    file_hub.add("org/pickle", folder)
+    connected.repository("org/pickle", files(folder))
     load_checkpoint("org/pickle", allow_pickle=True)
     offline(monkeypatch)
     with pytest.raises(ModelError, match="only as a pickle"):
         load_checkpoint("org/pickle")
 
 
-def test_refusals(tmp_path, save, file_hub):
-    file_hub.add("org/net", save(tmp_path / "saved", num_classes=4))
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("license: cc-by-4.0", {"license": "cc-by-4.0"}),
+        (
+            "license: other\nlicense_name: käfer-1\nlicense_link: LICENSE",
+            {"license": "käfer-1", "license_link": "LICENSE"},
+        ),
+        ("tags: [a]", {}),
+        ("license: [", {}),
+    ],
+)
+def test_the_licence_is_that_of_the_card(tmp_path, save, connected, files, card, licence):
+    folder = save(tmp_path / "saved", num_classes=4)
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"].pop("license", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    connected.repository("org/net", {**files(folder), "README.md": f"---\n{card}\n---\n".encode()})
+    found = load_checkpoint("org/net").config
+    assert {name: found[name] for name in ("license", "license_link") if name in found} == licence
+
+
+def test_refusals(tmp_path, save, connected, files):
+    connected.repository("org/net", files(save(tmp_path / "saved", num_classes=4)))
     with pytest.raises(ModelError, match="no model 'org/nett' on the Hub"):
         load_checkpoint("org/nett")
     with pytest.raises(ModelError, match="no revision 'v9'"):
         load_checkpoint("org/net@v9")
     with pytest.raises(ModelError, match="nor a name the Hub could have"):
         load_checkpoint("org/-net-")
-    file_hub.refuse = "GatedRepo"
-    with pytest.raises(ModelError, match="is gated"):
+    with pytest.raises(ModelError, match="does not accept the token"):
+        load_checkpoint("org/net", token="hf_wrong")
+    connected.repository("org/net", private=True)
+    with pytest.raises(ModelError, match="or it is private; check the name, or log in"):
+        load_checkpoint("org/net@main", token=False)
+    connected.repository("org/net", private=False, gated=True)
+    with pytest.raises(ModelError, match="is gated: accept its terms"):
+        load_checkpoint("org/net")
+    connected.repository("org/net").grant("ada")
+    assert load_checkpoint("org/net").num_classes == 4
+
+
+# ---- a Hub in trouble
+
+
+TROUBLE = {
+    "busy": [Fault("resolve", "HEAD", status=503), Fault("download", status=500)],
+    "limited": [Fault("resolve", "HEAD", status=429, headers={"Retry-After": "1"})],
+    "cut": [Fault("download", cut_answer=100_000)],
+    "reset": [Fault("download", cut_answer=100_000, reset=True)],
+    "reset at once": [Fault("resolve", "HEAD", cut_answer=0, reset=True)],
+    "lost": [Fault("resolve", "GET", "config", lose_answer=True)],
+}
+
+
+@pytest.mark.parametrize("faults", TROUBLE.values(), ids=TROUBLE)
+def test_trouble_that_passes(tmp_path, save, connected, files, faults):
+    folder = save(tmp_path / "saved", num_classes=4)
+    connected.repository("org/net", files(folder))
+    for fault in faults:
+        connected.inject(fault)
+    checkpoint = load_checkpoint("org/net")
+    assert torch.equal(checkpoint.weights["fc.weight"], load_file(folder / "model.safetensors")["fc.weight"])
+    assert any(each.fault for each in connected.log)
+
+
+FOR_GOOD = {
+    "busy": (Fault("*", status=503, times=None), r"busy or has a fault \(503\).*try again later"),
+    "limited": (Fault("*", status=429, headers={"Retry-After": "3600"}, times=None), "asks to wait 3600 s; try again"),
+    "reset": (Fault("download", cut_answer=100_000, reset=True, times=None), "no connection .*; try again later"),
+    "cut": (Fault("download", cut_answer=100_000, times=None), "no connection .*; try again later"),
+    "forbidden": (Fault("resolve", "GET", status=403, times=None), "the Hub forbids it for 'org/net'"),
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), FOR_GOOD.values(), ids=FOR_GOOD)
+def test_trouble_that_stays_is_one_line_and_leaves_the_cache_whole(
+    tmp_path, save, connected, files, fault, message, monkeypatch
+):
+    monkeypatch.setenv("HF_RETARGET_HUB_PATIENCE", "1")
+    connected.repository("org/net", files(save(tmp_path / "saved", num_classes=4)))
+    connected.inject(fault)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_checkpoint("org/net")
+    assert "\n" not in str(caught.value)
+    connected.faults.clear()
+    assert load_checkpoint("org/net").num_classes == 4
+    assert not list((tmp_path / "cache").rglob("*.incomplete"))
+
+
+def test_nobody_is_there(connected, monkeypatch):
+    monkeypatch.setenv("HF_RETARGET_HUB_PATIENCE", "1")
+    with connected.down(), pytest.raises(ModelError, match="no connection for 1 s; try again later"):
         load_checkpoint("org/net")
 
 

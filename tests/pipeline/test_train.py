@@ -74,6 +74,7 @@ def test_a_gray_resnet_learns_clothes_and_timm_loads_it(gray):
 
 def test_everything_is_in_the_folder_and_nothing_beside_it(gray):
     assert sorted(path.name for path in gray.folder.iterdir()) == [
+        "README.md",
         "config.json",
         "finetune.json",
         "initial_head.safetensors",

@@ -1,0 +1,117 @@
+"""``hf-retarget push``: put a finished folder on the Hub; and what ``--push-to-hub`` of other commands does."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_retarget.cli.options import debug_option, destination_options
+from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.errors import PublishError
+
+if TYPE_CHECKING:
+    from hf_retarget.publish import Destination, Pushed
+
+FORMAT = "hf-retarget/push/1"
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget push ported/ birds --private
+  hf-retarget push ported/ my-org/birds --revision v2 --commit-message "Port to the new base"
+  hf-retarget push tuned/ somebody/birds --create-pr
+"""
+
+
+@click.command(epilog=_EXAMPLE)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("repo")
+@destination_options("--revision")
+@click.option("--trajectory", is_flag=True, help="Push the recorded trajectory, too.")
+@click.option("--no-verify", is_flag=True, help="Do not download the weights again to compare them.")
+@click.option("--token", metavar="TEXT", help="Token for the Hub (also: HF_TOKEN).")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@debug_option
+def push(
+    folder: Path, repo: str, trajectory: bool, no_verify: bool, quiet: bool, as_json: bool, **options: Any
+) -> None:
+    """Push FOLDER, a finished port or fine-tuning, to the repository REPO of the Hub, in one commit.
+
+    REPO is owner/name, or a name of your own; it is made if it is not there. Other files that are there stay. What has
+    arrived in an earlier attempt is not sent again. The token is that of hf auth login, HF_TOKEN or --token.
+    """
+    with status("starting"):
+        from hf_retarget.publish import Destination, push_folder
+    _show_bars(quiet)
+    with watch(quiet) as progress:
+        pushed = push_folder(
+            folder, Destination(repo, **options), trajectory=trajectory, verify=not no_verify, progress=progress
+        )
+    if as_json:
+        click.echo(json.dumps({"format": FORMAT} | asdict(pushed), indent=2, ensure_ascii=False))
+        return
+    print_pushed(pushed)
+
+
+def check_push(options: dict[str, Any] | None, token: str | None) -> Destination | None:
+    """Whether what is asked for with --push-to-hub may work; before the work begins, in the main process."""
+    if options is None or not is_main_process():
+        return None
+    with status("asking the Hub"):
+        from hf_retarget.publish import Destination, check_destination
+
+        return check_destination(Destination(**options, token=token))
+
+
+def push_result(folder: Path, destination: Destination | None, quiet: bool) -> dict[str, Any]:
+    """Push the finished folder; what to add to a JSON document about it. If it fails, the folder is there."""
+    if destination is None:
+        return {}
+    from hf_retarget.publish import push_folder
+
+    _show_bars(quiet)
+    try:
+        with watch(quiet) as progress:
+            return {"pushed": asdict(push_folder(folder, destination, progress=progress))}
+    except PublishError as error:
+        again = describe_push(folder, destination)
+        raise PublishError(f"{error}. The result is saved in '{folder}'; push it later: {again}") from error
+
+
+def describe_push(folder: Path, destination: Destination) -> str:
+    """The command that pushes a folder, without a token.
+
+    Example:
+        >>> from hf_retarget.publish import Destination
+        >>> describe_push(Path("my port"), Destination("ada/birds", private=True, message="A port"))
+        "hf-retarget push 'my port' ada/birds --private --commit-message 'A port'"
+    """
+    words = ["hf-retarget", "push", str(folder), destination.repository]
+    flags = {"private": "--private", "create_pr": "--create-pr", "replace_card": "--replace-card"}
+    words += [flag for name, flag in flags.items() if getattr(destination, name)]
+    for flag, value in (("--revision", destination.revision), ("--commit-message", destination.message)):
+        words += [flag, value] if value else []
+    return shlex.join(words)
+
+
+def print_pushed(pushed: Pushed | dict[str, Any]) -> None:
+    """Say on stdout where it is now."""
+    facts = pushed if isinstance(pushed, dict) else asdict(pushed)
+    where = facts["pull_request"] or facts["url"]
+    branch = "" if facts["revision"] == "main" or facts["pull_request"] else f", branch {facts['revision']}"
+    done = "Pushed to" if facts["new"] else "All of it is there already:"
+    click.echo(f"{done} {where}{branch} (commit {facts['commit'][:8]})")
+
+
+def _show_bars(quiet: bool) -> None:
+    """The client's bars only where somebody watches."""
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # it is, but not by name
+
+    if quiet or not sys.stderr.isatty():
+        disable_progress_bars()

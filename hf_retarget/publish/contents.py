@@ -1,0 +1,109 @@
+"""Which files of a finished folder go to the Hub: those that this package writes, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+from hf_retarget.errors import PublishError
+
+CONFIG, WEIGHTS, INDEX, CARD = "config.json", "model.safetensors", "model.safetensors.index.json", "README.md"
+
+KNOWN = (
+    CONFIG,
+    WEIGHTS,
+    INDEX,
+    "model-*-of-*.safetensors",
+    CARD,
+    "preprocessor_config.json",
+    "port.json",
+    "finetune.json",
+    "recipe.yaml",
+    "permutation.safetensors",
+    "initial_head.safetensors",
+    "graph.json",
+    "report.html",
+    "figures/*.png",
+    "figures/*.svg",
+)
+"""Everything that belongs to a finished port or fine-tuning."""
+
+TRAJECTORY = "trajectory/*"
+"""Large, and of use only to those who port along it: only if asked for."""
+
+
+def list_contents(folder: str | Path, *, trajectory: bool = False) -> tuple[dict[str, Path], list[str]]:
+    """The files of a finished folder that are pushed, by their paths there, and the names of what is left out.
+
+    Example:
+        >>> list_contents("ported/")[0]["config.json"]      # doctest: +SKIP
+        PosixPath('ported/config.json')
+    """
+    place = Path(folder)
+    _check_finished(place)
+    patterns = (*KNOWN, *((TRAJECTORY,) if trajectory else ()))
+    files, left_out = {}, []
+    for path in sorted(place.rglob("*")):
+        name = path.relative_to(place).as_posix()
+        hidden = any(part.startswith(".") for part in Path(name).parts)
+        if hidden or not path.is_file():
+            continue
+        if any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns):
+            files[name] = path
+        else:
+            left_out.append(name)
+    return files, left_out
+
+
+def list_weights(files: dict[str, Path]) -> list[str]:
+    """Those of the files that hold the weights.
+
+    Example:
+        >>> list_weights({"config.json": Path("config.json"), "model.safetensors": Path("model.safetensors")})
+        ['model.safetensors']
+    """
+    return [WEIGHTS] if WEIGHTS in files else [name for name in files if fnmatch(name, "model-*-of-*.safetensors")]
+
+
+def _check_finished(folder: Path) -> None:
+    if not folder.is_dir():
+        raise PublishError(f"there is no folder '{folder}'; name one that 'hf-retarget port' or 'finetune' has made")
+    if re.fullmatch(r"\..+\.(work|tmp)", folder.resolve().parent.name):
+        raise PublishError(f"'{folder}' is the work of a run that is not finished; go on with --resume, then push")
+    needed = (CONFIG, INDEX if (folder / INDEX).is_file() else WEIGHTS)
+    if missing := next((name for name in needed if not (folder / name).is_file()), None):
+        raise PublishError(
+            f"'{folder}' is no finished model: there is no {missing} in it; "
+            "name a folder that 'hf-retarget port' or 'finetune' has made"
+        )
+    try:
+        json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        for path in _weight_files(folder):
+            read_names(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise PublishError(f"'{folder}' is damaged: {' '.join(str(error).split())}; make it again") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if not (folder / INDEX).is_file():
+        return [folder / WEIGHTS]
+    shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+    return [folder / Path(name).name for name in sorted(set(shards))]
+
+
+def read_names(path: Path) -> list[str]:
+    """The names of the tensors in a file; raises OSError if it is not whole.
+
+    Example:
+        >>> read_names(Path("ported/model.safetensors"))[0]      # doctest: +SKIP
+        'conv1.weight'
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "np") as file:  # torch would take seconds to import, and only names are read
+            return sorted(file.keys())
+    except SafetensorError as error:
+        raise OSError(f"{path.name} is not a whole safetensors file ({error})") from error

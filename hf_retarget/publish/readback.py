@@ -1,0 +1,50 @@
+"""Whether the weights on the Hub are those that are here: by loading them from there."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_retarget.files import load_tensors
+from hf_retarget.hub import ask
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+def find_difference(api: HfApi, repository: str, commit: str, files: Mapping[str, Path]) -> str | None:
+    """Download files of a commit past the cache, load their tensors, and compare the bytes: the first that differs.
+
+    Example:
+        >>> find_difference(HfApi(), "ada/birds", "491b427b…", {"model.safetensors": path})      # doctest: +SKIP
+    """
+    for name, path in files.items():
+        with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+            got = Path(ask(lambda: _download(api, repository, name, commit, place)))  # noqa: B023  called at once
+            if _sha256(got) != _sha256(path):
+                return name
+            if got.suffix == ".safetensors" and not _loads(got):
+                return name
+    return None
+
+
+def _download(api: HfApi, repository: str, name: str, commit: str, place: str) -> str:
+    return str(api.hf_hub_download(repository, name, revision=commit, cache_dir=place))
+
+
+def _loads(path: Path) -> bool:
+    try:
+        return bool(load_tensors(path)[0])
+    except OSError:
+        return False
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

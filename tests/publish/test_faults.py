@@ -1,0 +1,151 @@
+"""A Hub in trouble: a push ends well after a while, or in one line with the next step, and never half-way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from loopback_hub import Fault, Hub
+
+WEIGHTS = "model.safetensors"
+
+
+def whole(hub: Hub, folder: Path) -> bool:
+    """Whether all of it is there; False if none of it is."""
+    paths = hub.repository("ada/birds").paths() if hub.has_repository("ada/birds") else []
+    if not paths:
+        return False
+    assert hub.repository("ada/birds").read(WEIGHTS) == (folder / WEIGHTS).read_bytes()
+    assert len(paths) == 6
+    return True
+
+
+@pytest.mark.parametrize(
+    "route", ["whoami", "info", "create_repo", "validate_yaml", "preupload", "lfs_batch", "upload", "commit"]
+)
+def test_a_busy_hub_is_asked_again(hub: Hub, push, folder: Path, route: str) -> None:
+    hub.fail(route, 503)
+    done = push(folder, "birds")
+    assert done.exit_code == 0, done.stderr
+    assert whole(hub, folder)
+    assert [record.status for record in hub.log.of(route)][:2] in ([503, 200], [503, 404]), "asked again"
+    assert len(list(hub.repository("ada/birds").history())) == 2
+
+
+def test_everything_at_once(hub: Hub, push_alone, folder: Path) -> None:
+    hub.fail("create_repo", 429, retry_after=1)
+    hub.cut("upload", after=100_000, sending=True)
+    hub.fail("commit", 500)
+    hub.lose_answer("commit")
+    hub.inject(Fault("download", cut_answer=50_000, reset=True))
+    done = push_alone(folder, "birds")
+    assert done.returncode == 0, done.stderr
+    assert whole(hub, folder)
+    assert len(list(hub.repository("ada/birds").history())) == 2, "the lost commit was not repeated"
+    assert [record.status for record in hub.log.of("commit")] == [500, 0]
+    assert done.stdout.startswith("Pushed to ")
+
+
+def test_in_parts(hub: Hub, push, folder: Path) -> None:
+    hub.multipart_from, hub.part_size = 100_000, 600_000
+    hub.cut("upload_part", after=50_000, sending=True, skip=1)
+    hub.lose_answer("lfs_complete")
+    hub.lose_answer("commit")
+    done = push(folder, "birds", "--no-verify")
+    assert done.exit_code == 0, done.stderr
+    assert whole(hub, folder)
+    assert len(hub.log.of("upload_part")) == 1 + -(-(folder / WEIGHTS).stat().st_size // 600_000)
+    assert len(hub.log.of("commit")) == 1
+
+
+def test_somebody_else_commits_at_the_same_time(hub: Hub, push, folder: Path) -> None:
+    hub.repository("ada/birds", {"README.md": b"# Mine\n"})
+    hub.fail("commit", 412)
+    done = push(folder, "birds", "--no-verify")
+    assert done.exit_code == 0, done.stderr
+    assert [record.status for record in hub.log.of("commit")] == [412, 200]
+    hub.fail("commit", 412, times=None)
+    (folder / "recipe.yaml").write_text("name: another\n")
+    failed = push(folder, "birds")
+    assert failed.exit_code == 1
+    assert "somebody else commits to 'ada/birds' all the time" in failed.stderr.splitlines()[-1]
+
+
+def test_uploads_go_on_where_they_were(hub: Hub, push, refused, folder: Path) -> None:
+    hub.fail("commit", 503, times=None)
+    line = refused(folder, "birds")
+    assert "the Hub could not be asked for 'ada/birds': it is busy or has a fault (503); try again later" in line
+    assert not whole(hub, folder)
+    uploads = len(hub.log.of("upload"))
+    hub.faults.clear()
+    assert push(folder, "birds").exit_code == 0
+    assert len(hub.log.of("upload")) == uploads, "nothing is sent twice"
+    assert whole(hub, folder)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_an_upload_that_is_cut_for_good(hub: Hub, push, refused, folder: Path, reset: bool) -> None:
+    hub.cut("upload", after=100_000, sending=True, reset=reset, times=None)
+    assert "no connection" in refused(folder, "birds")
+    assert not whole(hub, folder)
+    hub.faults.clear()
+    assert push(folder, "birds").exit_code == 0
+    assert whole(hub, folder)
+
+
+def test_a_hub_that_asks_for_too_much_patience(hub: Hub, refused, folder: Path) -> None:
+    for route in ("whoami", "preupload", "commit"):
+        hub.faults.clear()
+        hub.fail(route, 429, retry_after=3600, times=None)
+        hub.log.clear()
+        assert "too many requests (429)" in refused(folder, "birds")
+        assert len(hub.log.of(route)) == 1
+    assert not whole(hub, folder)
+
+
+def test_nobody_is_there(hub: Hub, refused, folder: Path) -> None:
+    with hub.down():
+        line = refused(folder, "birds")
+    assert line.startswith("the Hub could not be asked for 'birds': no connection")
+    assert line.endswith("try again later")
+
+
+def test_tokens_and_rights(hub: Hub, refused, folder: Path, monkeypatch) -> None:
+    none = refused(folder, "birds", HF_TOKEN=None)
+    assert none == ("there is no token to push to 'birds' with; log in (hf auth login), set HF_TOKEN, or give --token")
+    assert refused(folder, "birds", HF_TOKEN="hf_wrong").startswith("the Hub does not accept the token; log in again")
+    assert "may only read; make one that may write" in refused(folder, "birds", HF_TOKEN="hf_ada_read")
+    assert "'ada' may not write to 'bob'; push to one of ada" in refused(folder, "bob/birds")
+    assert "is no name for a repository" in refused(folder, "a/b/c")
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert "unset HF_HUB_OFFLINE" in refused(folder, "birds")
+    hub.repository("ada/open", {"config.json": b"{}"})
+    assert "is there already, and public" in refused(folder, "open", "--private")
+    hub.fail("commit", 403, times=None)
+    forbidden = refused(folder, "birds")
+    assert forbidden.startswith("the Hub forbids it for 'ada/birds'")
+    assert "hf_" not in forbidden
+    assert not whole(hub, folder)
+
+
+def test_what_cannot_be_read_back_is_said(hub: Hub, refused, folder: Path) -> None:
+    hub.fail("download", 404, times=None)
+    line = refused(folder, "birds")
+    assert line.startswith("'ada/birds' has the commit ")
+    assert "could not be read back" in line
+    assert whole(hub, folder)
+    hub.faults.clear()
+
+
+def test_what_arrived_otherwise_is_found(hub: Hub, refused, push, folder: Path) -> None:
+    push(folder, "birds", "--no-verify")
+    repository = hub.repository("ada/birds")
+    stored = repository.content_of(repository.resolve("main").files[WEIGHTS])
+    stored.write_bytes(bytes(stored.stat().st_size))
+    assert "but model.safetensors is not what is here" in refused(folder, "birds")
+
+
+def test_a_bad_patience_is_one_line(hub: Hub, refused, folder: Path) -> None:
+    line = refused(folder, "birds", HF_RETARGET_HUB_PATIENCE="long")
+    assert line == "HF_RETARGET_HUB_PATIENCE is 'long'; give a number of seconds"

@@ -1,0 +1,140 @@
+"""`hf-retarget push` against a Hub on loopback: what arrives, what stays, and what is sent only once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from loopback_hub import Hub
+
+from hf_retarget.publish import Destination, push_folder
+
+PUSHED = ["README.md", "config.json", "figures/curve.png", "finetune.json", "model.safetensors", "recipe.yaml"]
+
+
+def test_one_commit_with_the_files_that_belong_to_it(hub: Hub, push_alone, folder: Path) -> None:
+    done = push_alone(folder, "birds")
+    assert done.returncode == 0, done.stderr
+    repository = hub.repository("ada/birds")
+    assert repository.paths() == PUSHED
+    for name in PUSHED[1:]:
+        assert repository.read(name) == (folder / name).read_bytes(), name
+    assert [each.title for each in repository.history()] == ["Push a model with hf-retarget", "initial commit"]
+    commit = repository.refs["refs/heads/main"]
+    assert done.stdout == f"Pushed to {hub.endpoint}/ada/birds (commit {commit[:8]})\n"
+    assert "the recorded trajectory is left out" in done.stderr
+    assert "left out, because it is not known: diary.txt\n" in done.stderr
+    assert len(hub.log.of("download", "GET")) == 1, "the weights were read back"
+
+
+def test_the_card_names_the_repository(hub: Hub, push, folder: Path) -> None:
+    push(folder, "ada/birds", "--revision", "v2", "--no-verify")
+    repository = hub.repository("ada/birds")
+    card = repository.read("README.md", "v2").decode()
+    assert 'timm.create_model("hf-hub:ada/birds@v2", pretrained=True)' in card
+    assert "# Käfer 🐞" in card
+    assert "local-dir:FOLDER" in (folder / "README.md").read_text("utf-8"), "that of the folder stays as it is"
+    assert repository.paths() == [], "main is left alone"
+
+
+def test_in_parts_private_and_as_json(hub: Hub, push, folder: Path) -> None:
+    hub.multipart_from, hub.part_size = 100_000, 300_000
+    size = (folder / "model.safetensors").stat().st_size
+    done = push(folder, "birds", "--private", "--trajectory", "--json", "-q", "--commit-message", "Käfer: ja")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    repository = hub.repository("ada/birds")
+    assert repository.facts["private"] is True
+    assert (document["format"], document["repository"]) == ("hf-retarget/push/1", "ada/birds")
+    assert document["commit"] == repository.refs["refs/heads/main"]
+    assert document["files"] == [*PUSHED, "trajectory/step-1.safetensors"]
+    assert sum(each.received for each in hub.log.of("upload_part")) == size
+    assert repository.read("model.safetensors") == (folder / "model.safetensors").read_bytes()
+    assert next(iter(repository.history())).title == "Käfer: ja"
+
+
+def test_a_second_push_sends_nothing_and_a_changed_one_only_what_changed(hub: Hub, push, folder: Path) -> None:
+    push(folder, "birds", "--no-verify")
+    hub.log.clear()
+    again = push(folder, "birds", "--no-verify")
+    assert again.stdout.startswith("All of it is there already: ")
+    assert not hub.log.of("commit")
+    (folder / "recipe.yaml").write_text("name: another\n")
+    changed = push(folder, "birds", "--no-verify")
+    assert changed.stdout.startswith("Pushed to ")
+    assert not hub.log.of("upload")
+    assert hub.repository("ada/birds").read("recipe.yaml") == b"name: another\n"
+
+
+def test_what_is_there_is_kept(hub: Hub, push, folder: Path) -> None:
+    repository = hub.repository("ada/birds", {"README.md": b"# Mine\n", "notes.txt": b"n"})
+    done = push(folder, "ada/birds")
+    assert done.exit_code == 0, done.stderr
+    assert "the README.md that was there is kept; --replace-card replaces it" in done.stderr
+    assert repository.read("README.md") == b"# Mine\n"
+    assert repository.paths() == sorted([*PUSHED, "notes.txt"])
+    assert push(folder, "ada/birds").stdout.startswith("All of it is there already")
+    push(folder, "ada/birds", "--replace-card", "--no-verify")
+    assert "Käfer" in repository.read("README.md").decode()
+    assert len(list(repository.history())) == 4
+
+
+def test_a_pull_request_to_somebody_else(hub: Hub, push, refused, folder: Path) -> None:
+    repository = hub.repository("ada/birds", {"README.md": b"# Mine\n"})
+    bob = hub.add_user("bob").token
+    assert refused(folder, "ada/birds", HF_TOKEN=bob) == (
+        "'bob' may not write to 'ada'; push to one of bob, or propose it with --create-pr"
+    )
+    hub.lose_answer("commit")
+    done = push(folder, "ada/birds", "--create-pr", HF_TOKEN=bob)
+    assert done.exit_code == 0, done.stderr
+    assert f"{hub.endpoint}/ada/birds/discussions/1 " in done.stdout
+    assert len(repository.facts["pulls"]) == 1, "the lost answer did not make a second one"
+    assert repository.read("model.safetensors", "refs/pr/1") == (folder / "model.safetensors").read_bytes()
+    assert repository.paths() == ["README.md"]
+    assert "no 'bob/none' to open a pull request on" in refused(folder, "bob/none", "--create-pr", HF_TOKEN=bob)
+
+
+def test_an_organisation(hub: Hub, push, folder: Path) -> None:
+    hub.add_user("ada", "lab")
+    assert push(folder, "lab/birds", "--no-verify").exit_code == 0
+    assert hub.repository("lab/birds").paths() == PUSHED
+
+
+def test_python_pushes_too(connected: Hub, folder: Path, monkeypatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    destination = Destination("birds", token="hf_ada_write")
+    pushed = push_folder(folder, destination)
+    assert pushed.commit == connected.repository("ada/birds").refs["refs/heads/main"]
+    assert "hf_ada" not in repr(destination) + repr(pushed)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("config.json", "no finished model: there is no config.json in it"),
+        ("model.safetensors", "no finished model: there is no model.safetensors in it"),
+    ],
+)
+def test_what_is_not_finished_is_not_pushed(hub: Hub, refused, folder: Path, name: str, message: str) -> None:
+    (folder / name).unlink()
+    assert message in refused(folder, "birds")
+    (folder / name).write_bytes(b'{"cut off')
+    assert "is damaged" in refused(folder, "birds")
+    hidden = folder.parent / ".x.work" / "result"
+    hidden.parent.mkdir()
+    folder.rename(hidden)
+    assert "not finished" in refused(hidden, "birds")
+    assert "there is no folder" in refused(folder, "birds")
+    assert len(hub.log) == 0
+
+
+def test_a_card_the_hub_refuses(hub: Hub, refused, folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: my-own\n---\n# Käfer\n")
+    line = refused(folder, "birds")
+    assert line.startswith("the Hub refuses the README.md: Invalid metadata")
+    assert "my-own" in line
+    assert hub.repository("ada/birds").paths() == []
+    assert not hub.log.of("upload")
