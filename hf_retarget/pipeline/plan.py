@@ -100,7 +100,8 @@ def _time_gradient(task: Task) -> float:
 
 def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
     """Forward passes of a minibatch: for BatchNorm and validation at each step, and for the tests at the end."""
-    data, walks = inputs.data, 1 if options.control == "none" else 2
+    data, oracle = inputs.data, inputs.tuned_target is not None
+    walks = 1 if options.control == "none" else 2 + oracle
     per_step = options.bn_batches + len(data.validation) / options.batch_size
     tests = {"none": 1, "naive": 4, "full": 5}[options.control]
     return walks * steps * per_step + tests * len(data.test) / options.batch_size

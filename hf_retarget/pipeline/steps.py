@@ -167,7 +167,9 @@ def walk(task: Task, judge: Judge, *, diary: Diary | None = None, doing: str = "
             best = Best(step, judge.weights(), state.permutation, _summary(reset), fit)
         if diary:
             diary.write(state, history, best)
-            judge.progress.row(_cells(figures, task.steps, better), _describe(figures, task.steps, better))
+            judge.progress.row(
+                _cells(figures, task.steps, history[best.step - 1]), _describe(figures, task.steps, better)
+            )
     if best is None:
         raise PortError("the trajectory has no steps; a port needs at least one")
     return Walk(tuple(history), best)
@@ -215,11 +217,11 @@ def _summary(reset: BatchNormReset) -> dict[str, Any]:
     return {"layers": reset.layers, "batches": reset.batches, "statistics": layers}
 
 
-def _cells(figures: StepFigures, steps: int, better: bool) -> dict[str, str]:
+def _cells(figures: StepFigures, steps: int, best: StepFigures) -> dict[str, str]:
     return {
         "step": f"{figures.step} of {steps}",
         "validation": f"{figures.top1:.1%}",
-        "best": "★" if better else "",
+        "best": f"{best.top1:.1%}{' ★' if best is figures else '  '}",
         "moved": f"{figures.moved:.0%}",
         "seconds": f"{sum(figures.seconds.values()):.1f}",
     }
