@@ -90,35 +90,58 @@ def plane(
     if folder is not None:
         folder.check(resume=resume, overwrite=overwrite)
     accelerator = choose_device(device, precision)
+    accelerator.wait_for_everyone()  # until all have looked at the folder, nobody writes there
     with clock.stage("loading"):
-        with doing(progress, "loading the models"):
-            sides = {
-                name: load_checkpoint(each, arch=arch, allow_pickle=allow_pickle, token=token)
-                for name, each in references.items()
-            }
-            check_alike(list(sides.values()))
-        first = next(iter(sides.values()))
-        preprocess = choose_preprocess(first, chosen.data.image_size)
-        with doing(progress, "loading the data"):
-            labels = next((side.labels for side in sides.values() if side.labels), None)
-            found = load_data(images, chosen.data, preprocess, model_labels=labels, token=token)
-            check_classes(first, found)
-    model = first.build()
-    check_shapes(model, preprocess, first.num_classes)
-    weights = {name: side.in_float32() for name, side in sides.items()}
+        loaded = _load(references, images, chosen, progress, arch=arch, allow_pickle=allow_pickle, token=token)
     with clock.stage("permuting"):
         arranged = arrange(
-            weights, permute, model, preprocess.input_size, graph=graph, seed=chosen.port.seed, progress=progress
+            {name: side.in_float32() for name, side in loaded.sides.items()},
+            permute,
+            loaded.model,
+            loaded.data.test.preprocess.input_size,
+            graph=graph,
+            seed=chosen.port.seed,
+            progress=progress,
         )
-    basis = span(arranged.weights, [name for name, _ in model.named_parameters()], list(sides))
-    points = lay_grid(basis, grid or _SIZES[len(sides)], _MARGINS[len(sides)] if margin is None else margin)
-    part = take(getattr(found, split), limit, chosen.port.seed)
-    surveyor = Surveyor(model, found, part, first.num_classes, chosen.port, accelerator, workers, progress)
-    task = _Task(sides, arranged, basis, points, found, split, chosen, surveyor, clock, command)
+    count = len(loaded.sides)
+    basis = span(arranged.weights, [name for name, _ in loaded.model.named_parameters()], list(loaded.sides))
+    points = lay_grid(basis, grid or _SIZES[count], _MARGINS[count] if margin is None else margin)
+    part = take(getattr(loaded.data, split), limit, chosen.port.seed)
+    surveyor = Surveyor(loaded.model, loaded.data, part, loaded.classes, chosen.port, accelerator, workers, progress)
+    task = _Task(loaded.sides, arranged, basis, points, loaded.data, split, chosen, surveyor, clock, command)
     result = task.run(folder, resume=resume)
     if page is not None and accelerator.is_main_process:
         show_in_report(page, result.figures)
     return result
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    sides: dict[str, Checkpoint]
+    data: ImageData
+    model: nn.Module
+
+    @property
+    def classes(self) -> int:
+        return next(iter(self.sides.values())).num_classes
+
+
+def _load(
+    references: Mapping[str, Reference], images: Any, recipe: Recipe, progress: Progress, **loading: Any
+) -> _Loaded:
+    """Models that belong together, images that they can tell apart, and a model to compute with."""
+    with doing(progress, "loading the models"):
+        sides = {name: load_checkpoint(reference, **loading) for name, reference in references.items()}
+        check_alike(list(sides.values()))
+    first = next(iter(sides.values()))
+    with doing(progress, "loading the data"):
+        preprocess = choose_preprocess(first, recipe.data.image_size)
+        labels = next((side.labels for side in sides.values() if side.labels), None)
+        data = load_data(images, recipe.data, preprocess, model_labels=labels, token=loading["token"])
+        check_classes(first, data)
+    model = first.build()
+    check_shapes(model, preprocess, first.num_classes)
+    return _Loaded(sides, data, model)
 
 
 @dataclass(frozen=True)

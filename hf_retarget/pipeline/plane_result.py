@@ -174,6 +174,8 @@ class PlaneFolder:
             raise RetargetError(
                 f"an unfinished run is in '{self.path}'; go on with --resume, or begin anew with --overwrite"
             )
+        if resume and "plane.json" in present:
+            raise RetargetError(f"the run in '{self.path}' is finished; there is nothing to go on with")
         if present.intersection(_FILES):
             raise RetargetError(f"'{self.path}' is not empty; name another folder, or replace it with --overwrite")
 

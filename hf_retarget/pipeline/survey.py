@@ -173,7 +173,7 @@ def survey(
         for number, level in enumerate(levels)
         for place, point in enumerate(level)
     ]
-    for number, last, point in surveyor.progress.track(left, f"{len(left):,} points to score", len(left)):
+    for number, last, point in surveyor.progress.track(left, "scoring points", len(left)):
         diary.add(point.shares, surveyor.score(weights(point.shares)), writing=writing)
         if last and number + 1 < len(levels):
             after(number)

@@ -95,6 +95,8 @@ def _draw_line(figures: Figures) -> Chart:
 def _mark_barrier(axes: Axes, barrier: Mapping[str, Any], key: str, ends: Sequence[float]) -> None:
     height = barrier[key]
     if not height:
+        words = "beyond all numbers" if height is None else "no barrier"
+        axes.set_title(words, loc="right", fontsize=10.5, color=COLOURS["muted"])
         return
     place = barrier[f"{key}_at"]
     start = ends[0] + place * (ends[1] - ends[0])
