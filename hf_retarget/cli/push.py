@@ -33,13 +33,21 @@ Examples:
 @click.argument("repo")
 @destination_options("--revision")
 @click.option("--trajectory", is_flag=True, help="Push the recorded trajectory, too.")
+@click.option("--samples", is_flag=True, help="Push the report, too, if it shows images that are not on the Hub.")
 @click.option("--no-verify", is_flag=True, help="Do not download the weights again to compare them.")
 @click.option("--token", metavar="TEXT", help="Token for the Hub (also: HF_TOKEN).")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @debug_option
 def push(
-    folder: Path, repo: str, trajectory: bool, no_verify: bool, quiet: bool, as_json: bool, **options: Any
+    folder: Path,
+    repo: str,
+    trajectory: bool,
+    samples: bool,
+    no_verify: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Push FOLDER, a finished port or fine-tuning, to the repository REPO of the Hub, in one commit.
 
@@ -51,7 +59,12 @@ def push(
     _show_bars(quiet)
     with watch(quiet) as progress:
         pushed = push_folder(
-            folder, Destination(repo, **options), trajectory=trajectory, verify=not no_verify, progress=progress
+            folder,
+            Destination(repo, **options),
+            trajectory=trajectory,
+            samples=samples,
+            verify=not no_verify,
+            progress=progress,
         )
     if as_json:
         click.echo(json.dumps({"format": FORMAT} | asdict(pushed), indent=2, ensure_ascii=False))

@@ -27,6 +27,7 @@ KNOWN = (
     "report.html",
     "figures/*.png",
     "figures/*.svg",
+    "plane/plane.*",
 )
 """Everything that belongs to a finished port or fine-tuning."""
 
@@ -34,7 +35,13 @@ TRAJECTORY = "trajectory/*"
 """Large, and of use only to those who port along it: only if asked for."""
 
 
-def list_contents(folder: str | Path, *, trajectory: bool = False) -> tuple[dict[str, Path], list[str]]:
+SAMPLES = ("report.html", "figures/samples.*")
+"""What shows images of the data: if those are not on the Hub themselves, only if asked for."""
+
+
+def list_contents(
+    folder: str | Path, *, trajectory: bool = False, samples: bool = False
+) -> tuple[dict[str, Path], list[str]]:
     """The files of a finished folder that are pushed, by their paths there, and the names of what is left out.
 
     Example:
@@ -44,17 +51,44 @@ def list_contents(folder: str | Path, *, trajectory: bool = False) -> tuple[dict
     place = Path(folder)
     _check_finished(place)
     patterns = (*KNOWN, *((TRAJECTORY,) if trajectory else ()))
+    secret = SAMPLES if not samples and shows_private_images(place) else ()
     files, left_out = {}, []
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place).as_posix()
         hidden = any(part.startswith(".") for part in Path(name).parts)
         if hidden or not path.is_file():
             continue
-        if any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns):
+        if fits(name, patterns) and not fits(name, secret):
             files[name] = path
         else:
             left_out.append(name)
     return files, left_out
+
+
+def fits(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a path is one of those; a star does not reach into folders.
+
+    Example:
+        >>> fits("figures/curve.png", ("figures/*.png",)), fits("a/figures/curve.png", ("*/*.png",))
+        (True, False)
+    """
+    return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
+
+
+def shows_private_images(folder: Path) -> bool:
+    """Whether a port shows images of a dataset that did not come from the Hub (or whose origin cannot be told).
+
+    Example:
+        >>> shows_private_images(Path("no-port"))
+        False
+    """
+    try:
+        document = json.loads((folder / "port.json").read_text(encoding="utf-8"))
+        return bool(document.get("samples")) and document["inputs"]["data"]["revision"] is None
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return True
 
 
 def list_weights(files: dict[str, Path]) -> list[str]:

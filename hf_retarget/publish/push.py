@@ -13,7 +13,7 @@ from hf_retarget.errors import PublishError, RetargetError
 from hf_retarget.hub import ask, explain
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.publish.card import address_card
-from hf_retarget.publish.contents import CARD, list_contents, list_weights
+from hf_retarget.publish.contents import CARD, SAMPLES, fits, list_contents, list_weights
 from hf_retarget.publish.destination import Destination, check_destination
 from hf_retarget.publish.readback import find_difference
 
@@ -55,13 +55,14 @@ def push_folder(
     destination: Destination,
     *,
     trajectory: bool = False,
+    samples: bool = False,
     verify: bool = True,
     progress: Progress = SILENT,
 ) -> Pushed:
     """Push a finished port or fine-tuning in one commit: until all of it is there, nothing of it is to be seen.
 
     What has arrived in an earlier attempt is not sent again. With `verify`, the weights are downloaded afterwards,
-    loaded, and compared by hash.
+    loaded, and compared by hash. A report that shows images of data that are not on the Hub goes only with `samples`.
 
     Example:
         >>> push_folder("ported/", Destination("ada/birds", private=True)).url      # doctest: +SKIP
@@ -69,7 +70,7 @@ def push_folder(
     """
     from huggingface_hub import HfApi
 
-    files, left_out = list_contents(folder, trajectory=trajectory)
+    files, left_out = list_contents(folder, trajectory=trajectory, samples=samples)
     destination = check_destination(destination)
     with _translated(destination):
         push = _Push(HfApi(token=destination.token), destination, _operations(files, destination))
@@ -87,9 +88,13 @@ def push_folder(
 
 
 def _tell_left_out(names: list[str], progress: Progress) -> None:
-    others = [name for name in names if not name.startswith("trajectory/")]
-    if len(others) < len(names):
+    recorded = [name for name in names if name.startswith("trajectory/")]
+    shown = [name for name in names if fits(name, SAMPLES)]
+    if recorded:
         progress.say("the recorded trajectory is left out; push --trajectory sends it, too")
+    if shown:
+        progress.say(f"left out, because your images are in it: {', '.join(shown)}; push --samples sends it, too")
+    others = [name for name in names if name not in (*recorded, *shown)]
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         progress.say(f"left out, because it is not known: {', '.join(others[:3])}{more}")

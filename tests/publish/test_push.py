@@ -138,3 +138,26 @@ def test_a_card_the_hub_refuses(hub: Hub, refused, folder: Path) -> None:
     assert "my-own" in line
     assert hub.repository("ada/birds").paths() == []
     assert not hub.log.of("upload")
+
+
+@pytest.mark.parametrize(
+    ("samples", "revision", "option", "pushed"),
+    [
+        ([{"true": 0}], None, (), False),
+        ([{"true": 0}], None, ("--samples",), True),
+        ([{"true": 0}], "0" * 40, (), True),
+        ([], None, (), True),
+    ],
+)
+def test_images_that_are_not_on_the_hub_stay_at_home(
+    hub: Hub, push, folder: Path, samples: list, revision: str | None, option: tuple[str, ...], pushed: bool
+) -> None:
+    document = {"format": "hf-retarget/port/1", "samples": samples, "inputs": {"data": {"revision": revision}}}
+    (folder / "port.json").write_text(json.dumps(document))
+    shown = ["figures/samples.png", "report.html"]
+    for name in shown:
+        (folder / name).write_bytes(b"pictures")
+    done = push(folder, "birds", *option)
+    assert done.exit_code == 0, done.output
+    assert [name in hub.repository("ada/birds").paths() for name in shown] == [pushed, pushed]
+    assert ("because your images are in it" in done.stderr) is not pushed
