@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
@@ -25,6 +26,8 @@ from hf_retarget.models.config import (
 from hf_retarget.models.fit import convert_with_timm, fit_weights, strip_prefixes
 from hf_retarget.models.hub import fetch_model, split_revision
 from hf_retarget.models.read import SUFFIXES, hash_file, hash_tensors, read_weights, weight_files
+
+_NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -170,27 +173,36 @@ def _infer_sizes(raw: dict[str, Tensor], about: Description) -> tuple[dict[str, 
     """The tensors under the model's names, and what their shapes say about it: channels and classes, unless known."""
     model = sized_model(about.architecture, about.num_classes, about.options, about.config, empty=True)
     raw = strip_prefixes(raw, model.state_dict())
-    channels = _channels(raw, model, about.config)
-    if channels and "in_chans" not in about.options and is_timm(about.architecture):
-        size = about.config.get("input_size", (3, 224, 224))
-        config = {**about.config, "input_size": (channels, *size[1:])}
-        about = replace(about, options={**about.options, "in_chans": channels}, config=config)
+    if "in_chans" not in about.options and (channels := _channels(raw, about)):
+        about = replace(about, options={**about.options, "in_chans": channels}, config=_taking(about.config, channels))
     if about.num_classes is not None:
         return raw, about, about.num_classes
     sizes = [len(raw[name]) for name in classifier_names(model) if name in raw and raw[name].dim() > 1]
     return raw, about, sizes[0] if sizes else count_classes(model)
 
 
-def _channels(weights: Mapping[str, Tensor], model: nn.Module, config: Mapping[str, Any]) -> int | None:
-    """How many channels the first convolution has, if they are not the three that the model was built with."""
-    first = config.get("first_conv")
+def _channels(weights: Mapping[str, Tensor], about: Description) -> int | None:
+    """How many channels the first convolution has, if it is another number than the same model for colours has there.
+
+    To say so is to say `in_chans`, even where timm would find it out: from the size of the images in its configuration.
+    """
+    first = about.config.get("first_conv")
     names = [first] if isinstance(first, str) else list(first or ())
-    places = model.state_dict()
-    for name in (f"{each}.weight" for each in names):
-        if name in weights and name in places and weights[name].dim() == places[name].dim() == 4:
-            ours, theirs = places[name].shape[1], weights[name].shape[1]
+    stored = {name: weights[name] for each in names if weights.get(name := f"{each}.weight", _NOTHING).dim() == 4}
+    if not stored or not is_timm(about.architecture):
+        return None
+    coloured = _rebuilt(about.architecture, about.num_classes, about.options, _taking(about.config, 3))
+    places = coloured.state_dict() if coloured is not None else {}
+    for name, tensor in stored.items():
+        if name in places:
+            ours, theirs = places[name].shape[1], tensor.shape[1]
             return theirs if ours == 3 != theirs else None
     return None
+
+
+def _taking(config: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """The configuration of a model that takes images of so many channels."""
+    return {**config, "input_size": (channels, *config.get("input_size", (3, 224, 224))[1:])}
 
 
 def _from_module(model: nn.Module, num_classes: int | None) -> Checkpoint:
@@ -203,10 +215,9 @@ def _from_module(model: nn.Module, num_classes: int | None) -> Checkpoint:
     weights = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
     config = describe_module(model)
     name = str(config.get("architecture", ""))
-    channels = _channels(weights, _rebuilt(name, classes, {}, config) or nn.Identity(), config)
-    options = {"in_chans": channels} if channels else {}
-    if channels:
-        config["input_size"] = (channels, *config["input_size"][1:])
+    options = {}
+    if channels := _channels(weights, Description(name, {}, classes, None, config)):
+        options, config = {"in_chans": channels}, _taking(config, channels)
     again = _rebuilt(name, classes, options, config)
     # Constructor arguments leave traces in the printed form; only a model that prints the same, with
     # tensors of the same shapes, is known to be timm's.
@@ -229,7 +240,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _rebuilt(name: str, classes: int, options: Mapping[str, Any], config: Mapping[str, Any]) -> nn.Module | None:
+def _rebuilt(name: str, classes: int | None, options: Mapping[str, Any], config: Mapping[str, Any]) -> nn.Module | None:
     if not name or not is_timm(name):
         return None
     try:
