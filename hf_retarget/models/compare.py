@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models.checkpoint import Checkpoint, fits
+from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.classifier import classifier_names, configured_modules, under
+from hf_retarget.models.tensors import fits
 
 _NORMALISATION = ("mean", "std")
 
@@ -110,7 +111,7 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in options.items()
-        if not name.endswith(("drop_rate", "drop_path", "drop_path_rate", "dropout"))
+        if not name.endswith(("drop_rate", "drop_path", "drop_path_rate", "dropout", "dropout_prob"))
     }
 
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models.config import CONFIG
+from hf_retarget.models.config import CONFIG, read_config
+from hf_retarget.models.library import find_library
 from hf_retarget.models.read import INDEX, PICKLE, SAFE, pickle_only, shard_names
 
 _OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}
@@ -42,8 +43,12 @@ def fetch_model(
     if config:
         found = _download(repository, CONFIG, revision, token)
         if found is None:
-            raise ModelError(f"'{repository}' has no {CONFIG}, so it is no model of timm; say --arch for a local copy")
+            raise ModelError(
+                f"'{repository}' has no {CONFIG}, so it says not what model it is; say --arch for a local copy"
+            )
         commit = _commit(found)
+        for name in find_library(read_config(found)).companions:
+            _download(repository, name, commit or revision, token)
     weights = _fetch_weights(repository, commit or revision, allow_pickle, token)
     return _snapshot(weights), _commit(weights)
 
