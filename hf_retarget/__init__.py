@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hf_retarget.graph.trace import trace
     from hf_retarget.matching.descent import Match
     from hf_retarget.matching.methods import match
+    from hf_retarget.pipeline.check_inputs import InputCheck, check_inputs
     from hf_retarget.pipeline.port import port
     from hf_retarget.pipeline.result import PortResult
     from hf_retarget.recipe import Recipe, load_recipe
@@ -43,6 +44,7 @@ _LAZY = {
     **dict.fromkeys(
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
+    **dict.fromkeys(("InputCheck", "check_inputs"), "hf_retarget.pipeline.check_inputs"),
     "Match": "hf_retarget.matching.descent",
     "PortResult": "hf_retarget.pipeline.result",
     "TrajectoryRecorder": "hf_retarget.finetune.recorder",
@@ -68,6 +70,7 @@ __all__ = [
     "DataError",
     "GraphMismatchError",
     "Group",
+    "InputCheck",
     "Match",
     "MatchError",
     "ModelError",
@@ -86,6 +89,7 @@ __all__ = [
     "TrajectoryRecorder",
     "UnknownOperator",
     "check",
+    "check_inputs",
     "load_recipe",
     "match",
     "port",

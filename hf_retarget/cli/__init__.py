@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hf_retarget import __version__
+from hf_retarget.cli.check import check
 from hf_retarget.cli.demo import demo
 from hf_retarget.cli.evaluate import evaluate
 from hf_retarget.cli.finetune import finetune
@@ -45,5 +46,5 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
-for command in (port, finetune, evaluate, inspect, recipes, demo):
+for command in (port, check, finetune, evaluate, inspect, recipes, demo):
     main.add_command(command)

@@ -28,6 +28,18 @@ class Comparison:
     """Differences that do not prevent a port, but that somebody should know of."""
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that is not the same on all three sides: its shape on each, None where it is absent."""
+
+    name: str
+    source: tuple[int, ...] | None
+    tuned: tuple[int, ...] | None
+    target: tuple[int, ...] | None
+    head: bool
+    """Whether it belongs to the classifier, which may differ."""
+
+
 def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Comparison:
     """Check the three sides of a port against each other; raises ModelError with the first differences.
 
@@ -46,6 +58,21 @@ def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Compar
     for other, side in ((source, "source"), (target, "target")):
         _same_architecture(tuned, other, side, head)
     return Comparison(head, _labels_agree(source, tuned, target), tuple(_notes(source, tuned, target)))
+
+
+def list_differences(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> tuple[Difference, ...]:
+    """Every tensor whose name or shape differs between the three, those of the classifier included.
+
+    Example:
+        >>> list_differences(old, tuned, new)[0]      # doctest: +SKIP
+        Difference(name='fc.weight', source=(1000, 512), tuned=(200, 512), target=(1000, 512), head=True)
+    """
+    sides = [{name: tuple(each.shape) for name, each in side.weights.items()} for side in (source, tuned, target)]
+    head = set(head_names(tuned, source, target))
+    names = list(dict.fromkeys(name for side in (sides[1], sides[0], sides[2]) for name in side))
+    old, own, new = sides
+    found = [Difference(name, old.get(name), own.get(name), new.get(name), name in head) for name in names]
+    return tuple(each for each in found if not each.source == each.tuned == each.target)
 
 
 def head_names(of: Checkpoint | nn.Module, *others: Checkpoint) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hf_retarget.matching.objective import Compression
 from hf_retarget.pipeline.inputs import Inputs, Reference
 from hf_retarget.pipeline.pose import Task, count_gradients
 from hf_retarget.pipeline.prepare import prepare
@@ -82,7 +83,7 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
         control_steps=control,
         finetune_steps=after,
         compressed=task.problem.options.compression is not None,
-        memory=_memory(inputs, task),
+        memory=estimate_memory(_size(inputs), task.steps, method, task.problem.options.compression),
         seconds=each * (gradients + control + extra + _FORWARD * _forwards(inputs, recipe.port, task.steps)),
         notes=(*inputs.comparison.notes, *inputs.data.notes),
     )
@@ -106,10 +107,14 @@ def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
     return walks * steps * per_step + tests * len(data.test) / options.batch_size
 
 
-def _memory(inputs: Inputs, task: Task) -> int:
-    """Three checkpoints, model, ported weights and best step; two gradients and their sums in float64; the stacks."""
-    size = _size(inputs)
-    compression = task.problem.options.compression
-    kept = 2 * (compression.sizes if compression else task.steps) * size * 4
-    taking = task.permutation is None and count_gradients(task.method, 1, 1) > 0
-    return int(6 * size * 4 + (2 * size * 4 + size * 8 + kept if taking else 0))
+def estimate_memory(parameters: int, steps: int, method: str, compression: Compression | None) -> int:
+    """Bytes for three checkpoints, model, ported weights and best step; two gradients and their sums in float64; and
+    the stacks of gradients.
+
+    Example:
+        >>> estimate_memory(1_000_000, 10, "naive", None), estimate_memory(1_000_000, 10, "fgmt", None)
+        (24000000, 120000000)
+    """
+    kept = 2 * (compression.sizes if compression else steps) * parameters * 4
+    taking = count_gradients(method, 1, 1) > 0
+    return int(6 * parameters * 4 + (2 * parameters * 4 + parameters * 8 + kept if taking else 0))
