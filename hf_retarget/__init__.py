@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from hf_retarget.matching.descent import Match
     from hf_retarget.matching.methods import match
     from hf_retarget.pipeline.check_inputs import InputCheck, check_inputs
+    from hf_retarget.pipeline.jobs import PortJob
     from hf_retarget.pipeline.port import port
+    from hf_retarget.pipeline.port_all import PortedAll, port_all
     from hf_retarget.pipeline.result import PortResult
     from hf_retarget.recipe import Recipe, load_recipe
 
@@ -46,7 +48,9 @@ _LAZY = {
     ),
     **dict.fromkeys(("InputCheck", "check_inputs"), "hf_retarget.pipeline.check_inputs"),
     "Match": "hf_retarget.matching.descent",
+    "PortJob": "hf_retarget.pipeline.jobs",
     "PortResult": "hf_retarget.pipeline.result",
+    **dict.fromkeys(("PortedAll", "port_all"), "hf_retarget.pipeline.port_all"),
     "TrajectoryRecorder": "hf_retarget.finetune.recorder",
     **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
     "match": "hf_retarget.matching.methods",
@@ -79,7 +83,9 @@ __all__ = [
     "PermutationGraph",
     "PinnedAxis",
     "PortError",
+    "PortJob",
     "PortResult",
+    "PortedAll",
     "Recipe",
     "RecipeError",
     "RetargetError",
@@ -93,5 +99,6 @@ __all__ = [
     "load_recipe",
     "match",
     "port",
+    "port_all",
     "trace",
 ]

@@ -18,6 +18,7 @@ from hf_retarget.cli.finetune import finetune
 from hf_retarget.cli.inspect import inspect
 from hf_retarget.cli.options import DEBUG
 from hf_retarget.cli.port import port
+from hf_retarget.cli.port_all import port_all
 from hf_retarget.cli.recipes import recipes
 from hf_retarget.errors import RetargetError
 
@@ -46,5 +47,5 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
-for command in (port, check, finetune, evaluate, inspect, recipes, demo):
+for command in (port, port_all, check, finetune, evaluate, inspect, recipes, demo):
     main.add_command(command)
