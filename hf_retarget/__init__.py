@@ -27,6 +27,7 @@ from hf_retarget.errors import (
 )
 
 if TYPE_CHECKING:
+    from hf_retarget.compare import PortComparison, compare_ports
     from hf_retarget.finetune.recorder import TrajectoryRecorder
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
     from hf_retarget.graph.check import CheckResult, Control, check
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from hf_retarget.matching.methods import match
     from hf_retarget.pipeline.check_inputs import InputCheck, check_inputs
     from hf_retarget.pipeline.jobs import PortJob
+    from hf_retarget.pipeline.plane import plane
+    from hf_retarget.pipeline.plane_result import PlaneResult
     from hf_retarget.pipeline.port import port
     from hf_retarget.pipeline.port_all import PortedAll, port_all
     from hf_retarget.pipeline.result import PortResult
@@ -47,13 +50,16 @@ _LAZY = {
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
     **dict.fromkeys(("InputCheck", "check_inputs"), "hf_retarget.pipeline.check_inputs"),
+    **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.compare.groups"),
     "Match": "hf_retarget.matching.descent",
+    "PlaneResult": "hf_retarget.pipeline.plane_result",
     "PortJob": "hf_retarget.pipeline.jobs",
     "PortResult": "hf_retarget.pipeline.result",
     **dict.fromkeys(("PortedAll", "port_all"), "hf_retarget.pipeline.port_all"),
     "TrajectoryRecorder": "hf_retarget.finetune.recorder",
     **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
     "match": "hf_retarget.matching.methods",
+    "plane": "hf_retarget.pipeline.plane",
     "port": "hf_retarget.pipeline.port",
     "trace": "hf_retarget.graph.trace",
 }
@@ -82,6 +88,8 @@ __all__ = [
     "PermutationError",
     "PermutationGraph",
     "PinnedAxis",
+    "PlaneResult",
+    "PortComparison",
     "PortError",
     "PortJob",
     "PortResult",
@@ -96,8 +104,10 @@ __all__ = [
     "UnknownOperator",
     "check",
     "check_inputs",
+    "compare_ports",
     "load_recipe",
     "match",
+    "plane",
     "port",
     "port_all",
     "trace",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -17,12 +17,18 @@ class Progress(Protocol):
     def say(self, line: str) -> None:
         """Show one line that stays."""
 
+    def row(self, cells: Mapping[str, str], line: str) -> None:
+        """Show one row of a table that grows: heading → text. Where there is no terminal, the line instead."""
+
 
 class _Silent:
     def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
         yield from items
 
     def say(self, line: str) -> None:
+        pass
+
+    def row(self, cells: Mapping[str, str], line: str) -> None:
         pass
 
 

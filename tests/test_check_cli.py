@@ -70,12 +70,14 @@ def test_a_port_that_is_possible(models):
     assert "signs" not in rows
 
 
-def test_the_memory_is_that_of_a_dry_run(models):
+def test_what_it_says_is_what_a_dry_run_says(models):
     short = (*SMALL, "--data-classes", "Trouser", "--data-classes", "Bag", "--steps", "3", "--batch-size", "16")
     found = json.loads(run(*trio(models), *short, "--json", "-q").stdout)
     plan = CliRunner().invoke(main, ["port", *trio(models), *short, "--dry-run", "--json", "-q"])
     planned = json.loads(plan.stdout)
-    assert (found["cost"]["memory"], found["cost"]["gradients"]) == (planned["memory"], planned["gradients"])
+    assert found["cost"]["gradients"] == planned["gradients"]
+    # 7 sizes of the model are there before a port grows by 4, and by two stacks of 3 gradients from 2 sides, twice.
+    assert found["cost"]["memory"] == (7 + 4 + 2 * 2 * 3) * 4 * planned["parameters"] < planned["memory"]
     assert (found["graph"]["groups"], found["head"]["policy"]) == (planned["groups"], planned["head"])
     assert found["data"]["labels"] == list(LABELS)
     assert found["compatible"] is True

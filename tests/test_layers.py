@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # From the bottom to the top: each may import itself and what is below. A part that is not listed is a leaf (models,
 # inspect, report …): it may import what is below it and nothing of its equals, and the ones above may import it.
 BELOW = ["errors", "files", "progress", "devices", "graph", "matching"]
-ABOVE = ["recipe", "pipeline", "cli"]
+ABOVE = ["recipe", "pipeline", "cli", "__main__"]
 LONGEST = 350  # lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -60,12 +61,26 @@ def test_a_line_stays_as_it_is(screen):
     assert "kept [bold]3[/bold] of 4: " + "x" * 200 in screen.file.getvalue()
 
 
+def test_rows_make_a_table_with_one_heading(screen):
+    with TerminalProgress(console=screen) as progress:
+        progress.row({"step": "1 of 2", "validation": "50.0%", "best": "★"}, "step 1 of 2: 50.0%")
+        progress.row({"step": "2 of 2", "validation": "[b]", "best": ""}, "step 2 of 2")
+        progress.say("something else")
+        progress.row({"step": "1 of 2", "validation": "9.0%", "best": "★"}, "")
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.file.getvalue())
+    lines = [line.split() for line in shown.splitlines() if line.strip()]
+    heading = ["STEP", "VALIDATION", "BEST"]
+    rows = [heading, ["1", "of", "2", "50.0%", "★"], ["2", "of", "2", "[b]"], ["something", "else"], heading]
+    assert [line for line in lines if line in rows] == rows
+
+
 def test_without_a_terminal_there_are_only_lines(capsys):
     with watch(quiet=False) as progress:
         assert list(progress.track(range(3), "counting")) == [0, 1, 2]
         progress.say("a note")
+        progress.row({"step": "1", "best": "★"}, "step 1 is the best")
     shown = capsys.readouterr()
-    assert shown.err == "a note\n"
+    assert shown.err == "a note\nstep 1 is the best\n"
     assert shown.out == ""
 
 

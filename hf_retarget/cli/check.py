@@ -120,7 +120,10 @@ def _cost(cost: Cost) -> list[Row]:
     control = f", and {cost.control:,} for the control" if cost.control else ""
     rows = [
         ("gradients", f"{cost.gradients:,} of a minibatch of {cost.batch_size}{control}"),
-        ("memory", f"{cost.memory / 1e9:.2f} GB for weights and gradients, and what the model needs for a minibatch"),
+        (
+            "memory",
+            f"about {cost.memory / 1e9:.2g} GB for weights and gradients; libraries and a minibatch come on top",
+        ),
     ]
     if cost.flops is None or cost.seconds is None or cost.speed is None:
         return [*rows, ("time", "cannot be told from shapes; port --dry-run measures one gradient")]

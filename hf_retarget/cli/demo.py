@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.progress import status, watch
-from hf_retarget.files import atomic_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +23,6 @@ NEW = ("T-shirt/top", "Pullover", "Coat", "Shirt")
 """What the bases are trained on, and what the old one is fine-tuned on: the four that are hardest to tell apart."""
 
 BASE_STEPS, TUNING_STEPS, STEPS_AFTER = 200, 150, 40
-BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command(epilog="Example: hf-retarget demo --out /tmp/demo")
@@ -106,27 +104,12 @@ def porting(recipe: Recipe, steps: int, steps_after: float) -> Recipe:
 
 
 def _show(result: PortResult, out: Path) -> None:
-    from hf_retarget.cli.port import print_scores
-    from hf_retarget.inspect import draw_page
+    from hf_retarget.cli.port import print_curves, print_scores
 
-    for name, steps in (("port", result.figures["steps"]), ("naive", result.figures["naive_steps"])):
-        click.echo(f"{name:<6} {sparkline(steps)}  validation accuracy, step by step")
+    print_curves(result.figures)
     click.echo()
     print_scores(result.figures)
-    page = out / "graph.html"
-    with atomic_path(page) as temporary:
-        temporary.write_text(draw_page(result.graph, MODEL), encoding="utf-8")
     click.echo(f"\n{result.verdict}\n")
     click.echo(f"The ported model, its card and all figures: {(out / 'ported').resolve()}")
-    click.echo(f"What was permuted, as a picture:            {page.resolve()}")
-    click.echo("Next: hf-retarget port --help")
-
-
-def sparkline(steps: list[dict[str, Any]]) -> str:
-    """Accuracies from 0 to 1 as bars, one for each step.
-
-    Example:
-        >>> sparkline([{"top1": 0.0}, {"top1": 0.5}, {"top1": 1.0}])
-        ' ▄█'
-    """
-    return "".join(BARS[round(step["top1"] * (len(BARS) - 1))] for step in steps)
+    click.echo("To port a fine-tuning of your own: hf-retarget port --help")
+    click.echo(f"\nNow look at the report: {(out / 'ported' / 'report.html').resolve()}")

@@ -40,7 +40,7 @@ _MOST = 12  # scores of the validation curve that are printed
     type=click.Choice(HEADS),
     default="auto",
     show_default=True,
-    help="Classifier to begin with: the model's own, a random one, or zeros; auto keeps it if the classes agree.",
+    help="Classifier to begin with: the model's own, a random one, or zeros; auto: its own if the classes agree.",
 )
 @click.option(
     "--record",

@@ -32,6 +32,8 @@ Examples:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite")  # what a plan does not need
 
+_BARS = " ▁▂▃▄▅▆▇█"
+
 Row = tuple[str, ...]
 
 
@@ -47,8 +49,8 @@ Row = tuple[str, ...]
     "--checkpoints",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    metavar="PATH …",
-    help="Checkpoints of the fine-tuning, in order, or the folder of a recorded trajectory: port along them.",
+    metavar="PATH",
+    help="Folder of a recorded trajectory, or, repeated, the checkpoints of the fine-tuning in order: port along them.",
 )
 @click.option(
     "--gradient-cache",
@@ -86,10 +88,13 @@ def port(recipe: Recipe, quiet: bool, as_json: bool, dry_run: bool, out: Path | 
     if as_json:
         click.echo(json.dumps({"folder": str(out)} | result.figures, indent=2, ensure_ascii=False))
         return
+    if not quiet:
+        print_curves(result.figures)
     print_scores(result.figures)
     click.echo(f"\n{result.verdict}")
     click.echo(f"Saved to {out}")
     if not quiet:
+        click.echo(f"Look: {out}/report.html", err=True)
         folder = shlex.quote(str(out))
         click.echo(f"Next: hf-retarget finetune {folder} --data {folder}/recipe.yaml --steps 200 --out …", err=True)
 
@@ -108,6 +113,25 @@ def describe_command(arguments: list[str]) -> str:
             kept.append(each)
         skip = each == "--token"
     return shlex.join(["hf-retarget", *kept])
+
+
+def print_curves(figures: dict[str, Any]) -> None:
+    """Show, to a person who watches, the validation accuracy of each method step by step."""
+    shown = {"port": figures["steps"], "naive": figures["naive_steps"], "oracle": figures["oracle_steps"]}
+    for name, steps in shown.items():
+        if steps:
+            best = max(step["top1"] for step in steps)
+            click.echo(f"{name:<6}  {sparkline(steps)}  best {best:.1%} on validation, {len(steps)} steps", err=True)
+
+
+def sparkline(steps: list[dict[str, Any]]) -> str:
+    """Accuracies from 0 to 1 as bars, one for each step.
+
+    Example:
+        >>> sparkline([{"top1": 0.0}, {"top1": 0.5}, {"top1": 1.0}])
+        ' ▄█'
+    """
+    return "".join(_BARS[round(step["top1"] * (len(_BARS) - 1))] for step in steps)
 
 
 def print_scores(figures: dict[str, Any]) -> None:
@@ -185,7 +209,7 @@ def _describe(plan: Plan) -> list[Row]:
     if plan.control_steps:
         rows.append(("control", f"plain fine-tuning, {plan.control_steps:,} steps"))
     rows += [
-        ("memory", f"{plan.memory / 1e9:.2f} GB for weights and {stacks}, and what the model needs for a minibatch"),
+        ("memory", f"about {plan.memory / 1e9:.1f} GB, with {stacks} kept"),
         ("time", f"{describe_seconds(plan.seconds)}, and the search for permutations"),
     ]
     return [*rows, *(("note", note) for note in plan.notes)]

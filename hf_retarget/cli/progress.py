@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from hf_retarget.progress import Progress
 
 T = TypeVar("T")
+
+BEST = "★"
+"""What marks a row that is better than all before."""
+
+_CELL = 10  # letters, at least
 
 
 @contextmanager
@@ -74,6 +79,7 @@ class TerminalProgress:
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._quiet = quiet
+        self._headings: tuple[str, ...] = ()
         self._bars: Bars | None = None
         if not quiet and (console.is_terminal if console else sys.stderr.isatty()):
             self._bars = _make_bars(console)
@@ -106,8 +112,28 @@ class TerminalProgress:
         finally:
             self._bars.remove_task(task)
 
+    def row(self, cells: Mapping[str, str], line: str) -> None:
+        """Show one row of a table that grows above the bars."""
+        if self._bars is None:
+            self.say(line)
+            return
+        headings = tuple(cells)
+        widths = [max(len(heading), _CELL) for heading in headings]
+        if headings != self._headings:
+            self._headings = headings
+            self._print_row([heading.upper() for heading in headings], widths, "dim")
+        self._print_row(list(cells.values()), widths, "bold" if any(BEST in each for each in cells.values()) else "")
+
+    def _print_row(self, texts: list[str], widths: list[int], style: str) -> None:
+        from rich.text import Text
+
+        line = "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
+        if self._bars is not None:
+            self._bars.console.print(Text(line, style=style), soft_wrap=True)
+
     def say(self, line: str) -> None:
         """Show one line that stays, above the bars."""
+        self._headings = ()  # a table that is interrupted begins anew
         if self._bars is not None:
             self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:

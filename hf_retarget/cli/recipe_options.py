@@ -122,7 +122,7 @@ def _add_field(command: _Function, field: Field, plain: str) -> _Function:
         options["help"] += " [on]" if field.default else " [off]"
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
     elif field.type is tuple:
-        options |= {"multiple": True, "metavar": "TEXT …"}
+        options |= {"multiple": True, "metavar": "TEXT", "help": f"{options['help']} May be repeated."}
     else:
         options["type"] = _FieldType(field)
     return click.option(flag, _parameter(field), cls=_RecipeOption, field=field, default=None, **options)(command)

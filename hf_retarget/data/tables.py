@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ def open_hub(reference: str, options: DataOptions, token: str | None = None) -> 
     name, _, revision = reference.partition("@")
     asked = revision or options.revision
     load = partial(load_dataset, name, name=options.config, revision=asked, token=token)
-    tables = _splits_of(try_loading(load, f"dataset '{name}' cannot be loaded from the Hub"))
+    tables = _splits_of(try_loading(load, f"dataset '{name}' cannot be loaded from the Hub", bars=sys.stderr.isatty()))
     return open_tables(name, tables, options, revision=_commit(tables) or asked)
 
 
@@ -180,7 +182,22 @@ def _commit(tables: Mapping[str, Any]) -> str | None:
     return next((file.parent.name for file in files if re.fullmatch("[0-9a-f]{40}", file.parent.name)), None)
 
 
-def try_loading(load: Callable[[], Any], failure: str) -> Any:
+@contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """`datasets` shows bars of its own, on a terminal or not; only a download is worth them, and only to a person."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before = are_progress_bars_disabled()
+    if not shown:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
+
+
+def try_loading(load: Callable[[], Any], failure: str, *, bars: bool = False) -> Any:
     """What `load` returns; whatever it raises becomes a DataError that begins with `failure`.
 
     Example:
@@ -189,7 +206,8 @@ def try_loading(load: Callable[[], Any], failure: str) -> Any:
         hf_retarget.errors.DataError: no data: division by zero
     """
     try:
-        return load()
+        with _bars(bars):
+            return load()
     except Exception as error:  # datasets raises its own, the Hub's, pyarrow's and the network's errors
         told: BaseException = error
         while type(told).__name__ == "DatasetGenerationError" and told.__cause__ is not None:

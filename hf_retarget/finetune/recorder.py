@@ -73,7 +73,7 @@ class TrajectoryRecorder:
             ) from error
         recorder = self
 
-        class Callback(TrainerCallback):  # type: ignore[misc]  # transformers may be absent: a class without types
+        class Callback(TrainerCallback):
             def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
                 recorder.start(given["model"], state.global_step)
 

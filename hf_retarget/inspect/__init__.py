@@ -1,7 +1,7 @@
 """Looking at a permutation graph: as a table, a picture, a page, or JSON."""
 
 from hf_retarget.inspect.page import draw_page
-from hf_retarget.inspect.picture import draw_picture
+from hf_retarget.inspect.picture import draw_fit, draw_picture
 from hf_retarget.inspect.summary import GroupSummary, PinnedSummary, Summary, summarise
 from hf_retarget.inspect.table import print_summary
 
@@ -9,6 +9,7 @@ __all__ = [
     "GroupSummary",
     "PinnedSummary",
     "Summary",
+    "draw_fit",
     "draw_page",
     "draw_picture",
     "print_summary",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from hf_retarget.inspect.geometry import Geometry, shape_text
 from hf_retarget.inspect.lanes import Bundle, Lane, Row, Sketch, sketch
 from hf_retarget.inspect.legend import draw_legend
 from hf_retarget.inspect.markup import Element, element, render_svg
 from hf_retarget.inspect.roles import Role
-from hf_retarget.inspect.style import COLOURS, PICTURE, colour
+from hf_retarget.inspect.style import COLOURS, PICTURE, colour, gain_colour
 
 if TYPE_CHECKING:
     from hf_retarget.graph import PermutationGraph
@@ -25,11 +26,37 @@ def draw_picture(graph: PermutationGraph, model: str, everything: bool = False) 
     return render_svg(picture(graph, model, sketch(graph, everything))) + "\n"
 
 
-def picture(graph: PermutationGraph, model: str, plan: Sketch, explained: bool = True) -> Element:
-    """The picture of a sketch as an element, to be put into a page, which may explain it itself."""
+def draw_fit(graph: PermutationGraph, model: str, gains: Mapping[str, float], notes: Mapping[str, str]) -> str:
+    """The picture as a part of a page, with groups painted by what was gained in them, and a note on each.
+
+    Gains lie between 0 and 1; a group without one is gray.
+
+    Example:
+        >>> draw_fit(graph, "test_vit", {"norm.weight": 0.4}, {"norm.weight": "82% moved"})      # doctest: +SKIP
+    """
+    paint = {group.name: gain_colour(gains.get(group.name)) for group in graph.groups}
+    drawn = picture(graph, model, sketch(graph), explained=False, paint=paint, notes=notes)
+    sheet = next(each for each in drawn if each.tag == "style")
+    sheet.text = COLOURS.replace(":root", ".graph") + PICTURE  # the colours of the page are its own
+    return render_svg(drawn)
+
+
+def picture(
+    graph: PermutationGraph,
+    model: str,
+    plan: Sketch,
+    explained: bool = True,
+    paint: Mapping[str, str] | None = None,
+    notes: Mapping[str, str] | None = None,
+) -> Element:
+    """The picture of a sketch as an element, to be put into a page, which may explain it itself.
+
+    `paint` gives groups other colours than those of their roles, and `notes` says more about them.
+    """
     numbers = {group.name: number for number, group in enumerate(graph.groups)}
     legend, height = draw_legend(plan, _title(graph, model)) if explained else (None, 0.0)
     geometry = Geometry(plan, top=height)
+    look = _Look(paint or {}, notes or {})
     return element(
         "svg",
         element("title", f"Permutation graph of {model}"),
@@ -40,9 +67,9 @@ def picture(graph: PermutationGraph, model: str, plan: Sketch, explained: bool =
         *_bands(geometry),
         *(_box(bundle, geometry) for bundle in plan.bundles),
         *(_leads(row, y, geometry, numbers) for row, y in geometry.rows if row.flow.leads),
-        *(_group(lane, geometry, numbers) for lane in plan.lanes),
+        *(_group(lane, geometry, numbers, look) for lane in plan.lanes),
         *(_label(*row, block, geometry, numbers) for row, block in zip(geometry.rows, geometry.blocks, strict=True)),
-        *_chips(plan, geometry, numbers),
+        *_chips(plan, geometry, numbers, look),
         class_="graph",
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {geometry.width:g} {geometry.height:g}",
@@ -119,7 +146,7 @@ def _pin(x: float, y: float, sides: tuple[tuple[str, int], ...]) -> Element:
     return element("g", element("title", words), square)
 
 
-def _group(lane: Lane, geometry: Geometry, numbers: dict[str, int]) -> Element:
+def _group(lane: Lane, geometry: Geometry, numbers: dict[str, int], look: _Look) -> Element:
     x, top, bottom = geometry.lane_x[lane.group.name], geometry.y(lane.first), geometry.y(lane.last)
     boxed = lane.role.is_outer or lane.role.is_per_block
     if lane.first == lane.last:
@@ -145,13 +172,13 @@ def _group(lane: Lane, geometry: Geometry, numbers: dict[str, int]) -> Element:
     ]
     return element(
         "g",
-        element("title", _describe_group(lane)),
+        element("title", look.describe(lane)),
         element("path", class_=halo, d=f"M{x:g} {top:g}V{bottom:g}", stroke_width=width + 4),
         *strands,
         element("path", class_="reach", d=f"M{x:g} {top:g}V{bottom:g}"),
         *dots,
         class_="group",
-        style=f"--c: {colour(lane.role, lane.shade)}",
+        style=f"--c: {look.colour(lane)}",
         data_g=str(numbers[lane.group.name]),
     )
 
@@ -194,7 +221,7 @@ def _label(row: Row, y: float, block: str, geometry: Geometry, numbers: dict[str
     )
 
 
-def _chips(plan: Sketch, geometry: Geometry, numbers: dict[str, int]) -> list[Element]:
+def _chips(plan: Sketch, geometry: Geometry, numbers: dict[str, int], look: _Look) -> list[Element]:
     # A group is named where it begins: a colour, a size, and its role in words. What is pinned is named as well.
     starts: dict[int, list[Lane]] = {}
     for lane in sorted(plan.lanes, key=lambda lane: lane.column):
@@ -203,7 +230,7 @@ def _chips(plan: Sketch, geometry: Geometry, numbers: dict[str, int]) -> list[El
     for number, (row, y) in enumerate(geometry.rows):
         x = geometry.chip_x
         for lane in starts.get(number, ()):
-            chip, width = _chip(chip_text(lane), colour(lane.role, lane.shade), _describe_group(lane), x, y)
+            chip, width = _chip(chip_text(lane), look.colour(lane), look.describe(lane), x, y)
             chip.set("data-g", str(numbers[lane.group.name]))
             chips.append(chip)
             x += width + 5
@@ -249,8 +276,18 @@ def describe(row: Row) -> str:
     return "\n".join(parts)
 
 
-def _describe_group(lane: Lane) -> str:
-    return f"{lane.group}: {lane.role.value}, {len(lane.group.axes)} axes"
+class _Look(NamedTuple):
+    """How groups look, and what is said about them."""
+
+    paint: Mapping[str, str]
+    notes: Mapping[str, str]
+
+    def colour(self, lane: Lane) -> str:
+        return self.paint.get(lane.group.name) or colour(lane.role, lane.shade)
+
+    def describe(self, lane: Lane) -> str:
+        note = self.notes.get(lane.group.name)
+        return f"{lane.group}: {lane.role.value}, {len(lane.group.axes)} axes" + (f"\n{note}" if note else "")
 
 
 def _references(names: tuple[str, ...], numbers: dict[str, int]) -> str:

@@ -10,6 +10,7 @@ _LIGHT = {
     "inner0": "#ea580c", "inner1": "#b7791f", "inner2": "#c2410c", "inner3": "#a16207",
     "segment0": "#15803d", "segment1": "#4d7c0f", "segment2": "#059669", "segment3": "#65a30d",
     "head0": "#6d28d9", "head1": "#a855f7", "head2": "#d946ef", "head3": "#8b5cf6",
+    "gain0": "#94a3b8", "gain1": "#f59e0b", "gain2": "#ea580c", "gain3": "#c026d3", "gain4": "#4f46e5",
     "box": "#f3ecff", "warn": "#c81e1e",
 }  # fmt: skip
 _DARK = {
@@ -18,6 +19,7 @@ _DARK = {
     "inner0": "#fb923c", "inner1": "#eab308", "inner2": "#f97316", "inner3": "#facc15",
     "segment0": "#4ade80", "segment1": "#a3e635", "segment2": "#34d399", "segment3": "#84cc16",
     "head0": "#a78bfa", "head1": "#c084fc", "head2": "#e879f9", "head3": "#8b7bf0",
+    "gain0": "#64748b", "gain1": "#b45309", "gain2": "#fb923c", "gain3": "#e879f9", "gain4": "#a5b4fc",
     "box": "#271f3a", "warn": "#f87171",
 }  # fmt: skip
 
@@ -33,6 +35,20 @@ def colour(role: Role, shade: int) -> str:
         'var(--stream1)'
     """
     return f"var(--{_FAMILY.get(role, 'head')}{shade % _SHADES})"
+
+
+def gain_colour(gain: float | None) -> str:
+    """The CSS colour of a gain between 0 and 1: four steps, and gray for none.
+
+    Example:
+        >>> gain_colour(None), gain_colour(0.05), gain_colour(0.9)
+        ('var(--gain0)', 'var(--gain1)', 'var(--gain4)')
+    """
+    return f"var(--gain{0 if gain is None else 1 + sum(gain >= limit for limit in GAINS)})"
+
+
+GAINS = (0.1, 0.25, 0.5)
+"""Where one colour of a gain ends and the next begins."""
 
 
 def _variables(colours: dict[str, str]) -> str:

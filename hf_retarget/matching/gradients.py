@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hf_retarget.errors import MatchError
 from hf_retarget.files import atomic_path
 from hf_retarget.graph.trace import clear_caches
+from hf_retarget.progress import SILENT, Progress
 
 Batch = tuple[Any, Tensor]
 """Inputs and labels."""
@@ -71,6 +72,7 @@ class Gradients:
     micro_batch: int | None = None
     """Samples to hold in memory at a time; BatchNorm then sees these smaller batches."""
     accelerator: Accelerator | None = None
+    progress: Progress = SILENT
 
     def __call__(self, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
         """The gradient at `weights`, averaged over all minibatches."""
@@ -86,7 +88,7 @@ class Gradients:
         leaves = {name: weights[name].detach().to(device).requires_grad_() for name in wanted}
         sums = {name: torch.zeros(leaves[name].shape, dtype=torch.float64, device=device) for name in wanted}
         with matching_mode(self.model):
-            for number, (inputs, labels) in enumerate(batches):
+            for number, (inputs, labels) in enumerate(self.progress.track(batches, "gradients", len(batches))):
                 if number % processes == rank:
                     self._accumulate(leaves, wanted, inputs, labels, sums)
         clear_caches(self.model)

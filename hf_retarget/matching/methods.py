@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import MatchError
+from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
 from hf_retarget.matching.descent import Match, descend
+from hf_retarget.matching.fit import Cosines, cosine
 from hf_retarget.matching.objective import Stacks, Tensors
 from hf_retarget.matching.problem import Problem, State
 from hf_retarget.matching.trajectory import transplant
@@ -67,19 +69,34 @@ def match(graph: PermutationGraph, target: Tensors, source: Tensors, **options: 
     return descend(stacks, **options)
 
 
-def _port(problem: Problem, state: State, found: Match) -> State:
+def _port(problem: Problem, state: State, found: Match, cosines: Cosines | None = None) -> State:
     # π_s carries the whole delta up to s over; it is not a running sum of steps with different permutations.
     step = state.step + 1
     weights = transplant(problem.target, problem.trajectory.delta(step), problem.graph, found.permutation)
-    return State(step, found.permutation, weights, state.stacks, found.objective, len(found.sweeps))
+    return _state(step, weights, state.stacks, found, cosines)
+
+
+def _state(step: int, weights: Tensors, stacks: Stacks, found: Match, cosines: Cosines | None) -> State:
+    objectives = tuple(sweep.objective for sweep in found.sweeps)
+    return State(step, found.permutation, weights, stacks, found.objective, len(objectives), objectives, cosines)
+
+
+def _cosines(problem: Problem, state: State, found: Match, target: Tensors, source: Tensors) -> Cosines:
+    def moved(permutation: Permutation) -> float | None:
+        return cosine(target, problem.graph.apply(permutation, source))
+
+    unseen = moved(state.permutation) if state.step else None  # before the first step, nothing was matched
+    return Cosines(cosine(target, source), unseen, moved(found.permutation))
 
 
 @method("fgmt")
 def fgmt(problem: Problem, state: State) -> State:
     """Fast gradient matching along the trajectory: one new pair of gradients a step, all pairs matched."""
     step = state.step + 1
-    state.stacks.add(problem.gradient_at(state.weights, step), problem.source_gradient(step))
-    return _port(problem, state, problem.solve(state.stacks, state.permutation))
+    target, source = problem.gradient_at(state.weights, step), problem.source_gradient(step)
+    state.stacks.add(target, source)
+    found = problem.solve(state.stacks, state.permutation)
+    return _port(problem, state, found, _cosines(problem, state, found, target, source))
 
 
 @method("gmt")
@@ -89,21 +106,23 @@ def gmt(problem: Problem, state: State) -> State:
     for step in range(1, state.step + 2):
         delta = problem.trajectory.delta(step - 1)
         weights = transplant(problem.target, delta, problem.graph, state.permutation)
-        stacks.add(problem.gradient_at(weights, step), problem.source_gradient(step))
-    return _port(problem, replace(state, stacks=stacks), problem.solve(stacks, state.permutation))
+        target, source = problem.gradient_at(weights, step), problem.source_gradient(step)
+        stacks.add(target, source)
+    found = problem.solve(stacks, state.permutation)
+    return _port(problem, replace(state, stacks=stacks), found, _cosines(problem, state, found, target, source))
 
 
 @method("fgmt-sign")
 def fgmt_sign(problem: Problem, state: State) -> State:
     """FGMT, but of each step only the entries that go downhill for the target are taken."""
     step = state.step + 1
-    downhill = problem.gradient_at(state.weights, step)
-    state.stacks.add(downhill, problem.source_gradient(step))
+    downhill, source = problem.gradient_at(state.weights, step), problem.source_gradient(step)
+    state.stacks.add(downhill, source)
     found = problem.solve(state.stacks, state.permutation)
     before, after = problem.trajectory.delta(step - 1), problem.trajectory.delta(step)
     moves = problem.graph.apply(found.permutation, {name: after[name] - before[name] for name in after})
     weights = {name: weight + _agreeing(moves[name], downhill.get(name)) for name, weight in state.weights.items()}
-    return State(step, found.permutation, weights, state.stacks, found.objective, len(found.sweeps))
+    return _state(step, weights, state.stacks, found, _cosines(problem, state, found, downhill, source))
 
 
 def _agreeing(move: Tensor, gradient: Tensor | None) -> Tensor:
@@ -122,13 +141,13 @@ def oracle(problem: Problem, state: State) -> State:
     if problem.tuned_target is None:
         raise MatchError("the method 'oracle' needs the real fine-tuning of the target (tuned_target=)")
     real = {name: problem.tuned_target[name] - start for name, start in problem.target.items()}
-    return _port(problem, state, _found(problem, state, real, problem.trajectory.delta(problem.trajectory.steps)))
+    return _once(problem, state, real, problem.trajectory.delta(problem.trajectory.steps))
 
 
 @method("rebasin")
 def rebasin(problem: Problem, state: State) -> State:
     """The permutation between the weights of the two bases (Git Re-Basin)."""
-    return _port(problem, state, _found(problem, state, problem.target, problem.source))
+    return _once(problem, state, problem.target, problem.source)
 
 
 @method("permuted-source")
@@ -142,10 +161,11 @@ def permuted_source(problem: Problem, state: State) -> State:
     return replace(ported, weights=problem.graph.apply(ported.permutation, tuned))
 
 
-def _found(problem: Problem, state: State, target: Tensors, source: Tensors) -> Match:
+def _once(problem: Problem, state: State, target: Tensors, source: Tensors) -> State:
     # These methods have one permutation for all steps: found at the first, kept afterwards.
     if state.step:
-        return Match(state.permutation, state.objective, ())
+        return _port(problem, state, Match(state.permutation, state.objective, ()), state.cosines)
     stacks = problem.new_stacks()
     stacks.add(target, source)
-    return problem.solve(stacks, state.permutation)
+    found = problem.solve(stacks, state.permutation)
+    return _port(problem, state, found, _cosines(problem, state, found, target, source))

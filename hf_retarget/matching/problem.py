@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -13,9 +14,11 @@ from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
 from hf_retarget.matching.descent import Match, descend
+from hf_retarget.matching.fit import Cosines
 from hf_retarget.matching.gradients import GradientCache
 from hf_retarget.matching.objective import Compression, Piece, Stacks
 from hf_retarget.matching.trajectory import Trajectory, same_tensors
+from hf_retarget.progress import SILENT, Progress
 
 Tensors = Mapping[str, Tensor]
 
@@ -59,6 +62,7 @@ class Problem:
     options: MatchOptions = field(default_factory=MatchOptions)
     cache: GradientCache | None = None
     tuned_target: Tensors | None = None
+    progress: Progress = SILENT
 
     def __post_init__(self) -> None:
         same_tensors(self.source, self.target, "source", "target")
@@ -81,7 +85,8 @@ class Problem:
     def solve(self, stacks: Stacks, current: Permutation) -> Match:
         """The best permutation for the stacks."""
         options = self.options
-        return descend(
+        search = partial(
+            descend,
             stacks,
             current if options.start == "warm" else None,
             seed=options.seed,
@@ -89,6 +94,8 @@ class Problem:
             max_sweeps=options.max_sweeps,
             tolerance=options.tolerance,
         )
+        (found,) = self.progress.track((search() for _ in range(1)), "searching the permutation")
+        return found
 
     def new_stacks(self) -> Stacks:
         """Empty stacks."""
@@ -106,6 +113,10 @@ class State:
     stacks: Stacks
     objective: float = 0.0
     sweeps: int = 0
+    objectives: tuple[float, ...] = ()
+    """The objective after each sweep of this step; of the leading directions only while a coarse descent goes first."""
+    cosines: Cosines | None = None
+    """Of what was new at this step, say of the two newest gradients."""
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, wholly or not at all."""
@@ -121,6 +132,8 @@ class State:
             "step": self.step,
             "objective": self.objective,
             "sweeps": self.sweeps,
+            "objectives": self.objectives,
+            "cosines": self.cosines,
             "steps": self.stacks.steps,
             "constant": self.stacks.constant,
             "normalise": self.stacks.normalise,
@@ -150,4 +163,6 @@ class State:
         indices = {group.name: tensors[f"permutation/{group.name}"] for group in graph.groups}
         weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
         permutation = Permutation(graph.fingerprint, indices)
-        return cls(facts["step"], permutation, weights, stacks, facts["objective"], facts["sweeps"])
+        found = facts["objective"], facts["sweeps"], tuple(facts.get("objectives", ()))
+        cosines = Cosines(*facts["cosines"]) if facts.get("cosines") else None
+        return cls(facts["step"], permutation, weights, stacks, *found, cosines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hf_retarget.errors import ModelError
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.classifier import classifier_names, configured_modules, under
+from hf_retarget.models.fit import describe_differences
 from hf_retarget.models.tensors import fits
 
 _NORMALISATION = ("mean", "std")
@@ -73,6 +74,41 @@ def list_differences(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) 
     old, own, new = sides
     found = [Difference(name, old.get(name), own.get(name), new.get(name), name in head) for name in names]
     return tuple(each for each in found if not each.source == each.tuned == each.target)
+
+
+def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
+    """Check that weights can be mixed: one architecture, heads of one size and with the same labels.
+
+    Example:
+        >>> check_alike([load_checkpoint("tuned/"), load_checkpoint("ported/")])      # doctest: +SKIP
+    """
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        pair = f"'{first.reference}' and '{other.reference}'"
+        if first.architecture != other.architecture:
+            raise ModelError(
+                f"{pair} differ: one is '{first.architecture}', the other '{other.architecture}'; "
+                "only models of one architecture have weights between them"
+            )
+        if first.num_classes != other.num_classes:
+            raise ModelError(
+                f"the heads of {pair} differ in size: {first.num_classes} classes and {other.num_classes}; "
+                "give models that were tuned on the same data"
+            )
+        if first.labels and other.labels and first.labels != other.labels:
+            number = next(
+                i for i, (ours, theirs) in enumerate(zip(first.labels, other.labels, strict=False)) if ours != theirs
+            )
+            raise ModelError(
+                f"the heads of {pair} differ: class {number} is '{first.labels[number]}' in one and "
+                f"'{other.labels[number]}' in the other; give models that were tuned on the same data"
+            )
+        differing = describe_differences(other.weights, first.weights)
+        if differing or _deciding(first.options) != _deciding(other.options):
+            raise ModelError(
+                f"{pair} differ: {differing or 'their constructor arguments are not the same'}; "
+                "only models of one architecture have weights between them"
+            )
 
 
 def head_names(of: Checkpoint | nn.Module, *others: Checkpoint) -> tuple[str, ...]:

@@ -121,7 +121,8 @@ def _in_folder(
     else:
         raise ModelError(f"the folder '{where}' has no {CONFIG}; say which architecture it holds with --arch")
     files = weight_files(folder, where, allow_pickle=allow_pickle)
-    return _Stored(description, files, f"{CONFIG} and the weights do not belong together", convert=arch is None)
+    advice = f"is '{arch}' the right --arch?" if arch else f"{CONFIG} and the weights do not belong together"
+    return _Stored(description, files, advice, convert=arch is None)
 
 
 def _in_file(path: Path, arch: str | None, options: Mapping[str, Any] | None) -> _Stored:

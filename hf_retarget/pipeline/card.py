@@ -13,6 +13,7 @@ ROWS = {
     "tuned": "tuned source",
     "base": "new base as it is",
     "naive": "naive port",
+    "oracle": "port with the oracle's permutation",
     "control": "plain fine-tuning, same price",
     "tuned_target": "real fine-tuning of the new base",
     "port": "port",
@@ -29,8 +30,9 @@ def describe_rows(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         [('port (best step 7 of 10)', {'top1': 0.5})]
     """
     best = {"port": f" (best step {document['best_step']} of {document['steps_planned']})"}
-    if document.get("naive_best_step"):
-        best["naive"] = f" (best step {document['naive_best_step']})"
+    for name in ("naive", "oracle"):
+        if document.get(f"{name}_best_step"):
+            best[name] = f" (best step {document[f'{name}_best_step']})"
     if document.get("gradients"):
         best["control"] = f" ({document['gradients']['control']:,} minibatches)"
     return [

@@ -22,6 +22,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.memory: dict[str, int] = {}
+        """The most bytes that the process had had by the end of each stage: where it grows, memory was needed."""
         self._running: list[str] = []
         self._since = 0.0
 
@@ -36,6 +38,8 @@ class Clock:
         finally:
             self._turn()
             self._running.pop()
+            if (most := peak_memory()) is not None:
+                self.memory[name] = most
 
     def since(self, before: dict[str, float]) -> dict[str, float]:
         """What was added to each stage since `before`, an earlier copy of `seconds`."""

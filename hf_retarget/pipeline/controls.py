@@ -30,8 +30,12 @@ class Measured:
 
     weights: dict[str, Tensor] = field(repr=False)
     scores: dict[str, Score] = field(repr=False)
-    """By name: port, naive, control, base, tuned, tuned_target, finetuned; those that there are."""
+    """By name: port, naive, oracle, control, base, tuned, tuned_target, finetuned; those that there are."""
+    levels: dict[str, float]
+    """Accuracy on validation of what makes no steps: base, tuned, tuned_target."""
     naive: Walk | None
+    oracle: Walk | None
+    """Ports with other permutations, to compare with; the oracle's only for those who have the real fine-tuning."""
     gradients: int
     """Gradients of a minibatch that the port took, on both sides together."""
     control_steps: int
@@ -59,6 +63,7 @@ class _Measuring:
     recipe: Recipe
     work: Path | None
     scores: dict[str, Score] = field(default_factory=dict)
+    levels: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -67,20 +72,23 @@ class _Measuring:
         weights = self.found.best.weights
         self._score("port", lambda: self.judge.load(weights))
         tuned_on = self._train("finetuned", weights, self.recipe.finetune, self._gradients)
-        naive = None
-        if control != "none":
-            naive = self._naive()
-            self._score("tuned", lambda: self.judge.load(inputs.tuned.in_float32()))
-            self._score("base", lambda: self.judge.load(inputs.heads.target))
+        naive = oracle = None
         real = inputs.tuned_target
+        if control != "none":
+            naive = self._walk("naive", "porting naively")
+            oracle = self._walk("oracle", "porting with the oracle's permutation") if real else None
+            self._level("tuned", inputs.tuned.in_float32())
+            self._level("base", inputs.heads.target)
         if real is not None:
-            self._score("tuned_target", lambda: self.judge.load(real.in_float32()))
+            self._level("tuned_target", real.in_float32())
         if control == "full":
             self._train("control", inputs.heads.target, self._control_options(), 0)
         return Measured(
             weights=tuned_on or weights,
             scores=self.scores,
+            levels=self.levels,
             naive=naive,
+            oracle=oracle,
             gradients=self._gradients,
             control_steps=self._control_options().steps if control == "full" else 0,
             curves=self.curves,
@@ -91,12 +99,16 @@ class _Measuring:
         load()
         self.scores[name] = self.judge.score(self.judge.inputs.data.test)
 
-    def _naive(self) -> Walk | None:
-        if self.task.method == "naive" and self.task.permutation is None:
-            self.scores["naive"] = self.scores["port"]
+    def _level(self, name: str, weights: dict[str, Tensor]) -> None:
+        self._score(name, lambda: self.judge.load(weights))
+        self.levels[name] = self.judge.score(self.judge.inputs.data.validation).top1
+
+    def _walk(self, method: str, doing: str) -> Walk:
+        if self.task.method == method and self.task.permutation is None:
+            self.scores[method] = self.scores["port"]
             return self.found
-        found = walk(Task(self.task.problem, "naive"), self.judge, doing="porting naively")
-        self._score("naive", lambda: self.judge.load(found.best.weights))
+        found = walk(Task(self.task.problem, method), self.judge, doing=doing)
+        self._score(method, lambda: self.judge.load(found.best.weights))
         return found
 
     @property

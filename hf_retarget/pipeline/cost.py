@@ -11,12 +11,16 @@ import torch
 from torch import nn
 
 from hf_retarget.devices import choose_device
-from hf_retarget.pipeline.plan import estimate_memory
+from hf_retarget.pipeline.plan import estimate_growth
 from hf_retarget.pipeline.pose import choose_compression, count_gradients
 from hf_retarget.recipe import Recipe
 
 _SIZE = 1024
 """Rows of the matrices whose product tells how fast this machine is."""
+
+_LOADED = 7
+"""Three checkpoints, the model, a gradient and its sums in float64, in sizes of the model: what there is before a port
+begins to grow."""
 
 _GRADIENT = 3
 """What a gradient costs, in forward passes."""
@@ -32,7 +36,7 @@ class Cost:
     """Steps of the plain fine-tuning that the port is compared with."""
     batch_size: int
     memory: int
-    """Bytes for weights, gradients and stacks; what goes through the model at once comes on top."""
+    """Bytes for weights, gradients and stacks; libraries and what goes through the model at once come on top."""
     input: int
     """Bytes of a minibatch of images."""
     flops: int | None
@@ -56,9 +60,8 @@ def estimate_cost(
     options = recipe.port
     parameters = sum(each.numel() for each in model.parameters())
     gradients = count_gradients(options.method, options.steps, options.grad_batches)
-    memory = estimate_memory(
-        parameters, options.steps, options.method, choose_compression(options, options.steps, parameters)
-    )
+    compression = choose_compression(options, options.steps, parameters)
+    memory = _LOADED * 4 * parameters + estimate_growth(parameters, options.steps, options.method, compression)
     after = -(-recipe.finetune.steps * recipe.finetune.batch_size // options.batch_size)
     control = gradients + after if options.control == "full" else 0
     flops = count_flops(model, input_size)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_retarget.matching.objective import Compression
+from hf_retarget.pipeline.clock import peak_memory
 from hf_retarget.pipeline.inputs import Inputs, Reference
 from hf_retarget.pipeline.pose import Task, count_gradients
 from hf_retarget.pipeline.prepare import prepare
@@ -41,7 +42,7 @@ class Plan:
     finetune_steps: int
     compressed: bool
     memory: int
-    """Bytes for weights, gradients and stacks; what goes through the model at once comes on top."""
+    """Bytes that the process will need at most: what one gradient needed, and what the steps add to that."""
     seconds: float
     """Estimated from one gradient of a minibatch, without the search for permutations."""
     notes: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
         control_steps=control,
         finetune_steps=after,
         compressed=task.problem.options.compression is not None,
-        memory=estimate_memory(_size(inputs), task.steps, method, task.problem.options.compression),
+        memory=_memory(inputs, task),
         seconds=each * (gradients + control + extra + _FORWARD * _forwards(inputs, recipe.port, task.steps)),
         notes=(*inputs.comparison.notes, *inputs.data.notes),
     )
@@ -107,14 +108,23 @@ def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
     return walks * steps * per_step + tests * len(data.test) / options.batch_size
 
 
-def estimate_memory(parameters: int, steps: int, method: str, compression: Compression | None) -> int:
-    """Bytes for three checkpoints, model, ported weights and best step; two gradients and their sums in float64; and
-    the stacks of gradients.
+def _memory(inputs: Inputs, task: Task) -> int:
+    """The peak so far, with everything loaded and one gradient taken, and what comes on top of it."""
+    method = "naive" if task.permutation else task.method
+    return (peak_memory() or 0) + estimate_growth(_size(inputs), task.steps, method, task.problem.options.compression)
+
+
+def estimate_growth(parameters: int, steps: int, method: str, compression: Compression | None) -> int:
+    """Bytes that a port takes once everything is loaded and one gradient was taken.
+
+    That is the source's gradient, the ported weights, the best step and its model; in a search the stacks, and as much
+    again while they are compressed or permuted.
 
     Example:
-        >>> estimate_memory(1_000_000, 10, "naive", None), estimate_memory(1_000_000, 10, "fgmt", None)
-        (24000000, 120000000)
+        >>> estimate_growth(1_000_000, 10, "naive", None), estimate_growth(1_000_000, 10, "fgmt", None)
+        (16000000, 176000000)
     """
-    kept = 2 * (compression.sizes if compression else steps) * parameters * 4
-    taking = count_gradients(method, 1, 1) > 0
-    return int(6 * parameters * 4 + (2 * parameters * 4 + parameters * 8 + kept if taking else 0))
+    size = 4 * parameters
+    stacks = 2 * (compression.sizes if compression else steps) * size
+    searching = count_gradients(method, 1, 1) > 0
+    return int(4 * size + (2 * stacks if searching else 0))

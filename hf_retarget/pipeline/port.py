@@ -21,6 +21,7 @@ from hf_retarget.pipeline.inputs import Reference
 from hf_retarget.pipeline.pose import Checkpoints, find_checkpoints
 from hf_retarget.pipeline.prepare import Prepared, prepare
 from hf_retarget.pipeline.result import PortResult
+from hf_retarget.pipeline.samples import draw_samples
 from hf_retarget.pipeline.steps import PROGRESS, Diary, walk
 from hf_retarget.pipeline.workplace import Workplace
 from hf_retarget.progress import SILENT, Progress
@@ -136,6 +137,7 @@ class _Run:
         work = self.place.hidden if self.place else None
         found = walk(task, judge, diary=Diary(work, derived.graph, self.accelerator) if work else None)
         measured = measure(task, judge, found, recipe, work)
+        samples = draw_samples(inputs.data.test, measured.scores, recipe.port.samples, recipe.port.seed)
         judge.load(measured.weights)
         return PortResult(
             model=judge.model.cpu().eval(),
@@ -143,7 +145,10 @@ class _Run:
             history=found.history,
             permutation=found.best.permutation,
             best_step=found.best.step,
-            figures=compose_document(recipe, inputs, derived, task, judge, found, measured, self.command),
+            figures=compose_document(
+                recipe, inputs, derived, task, judge, found, measured, samples.to_json(), self.command
+            ),
+            thumbnails=samples.thumbnails,
             recipe=recipe,
             graph=derived.graph,
             inputs=inputs,

@@ -23,6 +23,7 @@ from hf_retarget.models.read import hash_file
 from hf_retarget.pipeline.clock import Clock
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.pipeline.reuse import load_permutation
+from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions, Recipe
 
 EXACT = 1 << 28
@@ -114,6 +115,7 @@ class StepGradients:
     accelerator: Accelerator
     workers: int = 0
     clock: Clock = field(default_factory=Clock)
+    progress: Progress = SILENT
     _drawn: dict[int, list[Batch]] = field(default_factory=dict, repr=False)
 
     def __call__(self, weights: Tensors, step: int) -> dict[str, Tensor]:
@@ -122,7 +124,8 @@ class StepGradients:
             batches = self.batches(step)
         model = self.inputs.model.to(self.accelerator.device)
         with self.clock.stage("gradients"):
-            return Gradients(model, cross_entropy, self.options.micro_batch, self.accelerator)(weights, batches)
+            compute = Gradients(model, cross_entropy, self.options.micro_batch, self.accelerator, self.progress)
+            return compute(weights, batches)
 
     def batches(self, step: int) -> list[Batch]:
         """The minibatches of a step, counted from 1."""
@@ -202,7 +205,7 @@ def pose_task(
     if gradient_cache is not None:
         cache = GradientCache(gradient_cache, _cache_key(inputs, options, facts, gradient.accelerator))
     real = inputs.parameters(inputs.tuned_target.in_float32()) if inputs.tuned_target else None
-    problem = Problem(graph, source, target, trajectory, gradient, search, cache, real)
+    problem = Problem(graph, source, target, trajectory, gradient, search, cache, real, gradient.progress)
     origin = None
     if isinstance(permutation, (str, Path)):
         origin = Path(permutation).expanduser().resolve().parent.name

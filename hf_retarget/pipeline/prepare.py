@@ -71,7 +71,7 @@ def prepare(
             inputs,
             derived.graph,
             chosen.port,
-            StepGradients(inputs, chosen.port, accelerator, workers, clock),
+            StepGradients(inputs, chosen.port, accelerator, workers, clock, progress),
             checkpoints=checkpoints,
             permutation=permutation,
             gradient_cache=gradient_cache,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.models import save_model
 from hf_retarget.pipeline.card import hub_id, write_card
 from hf_retarget.pipeline.inputs import Inputs
+from hf_retarget.pipeline.pictures import write_report
 from hf_retarget.pipeline.steps import StepFigures
 from hf_retarget.pipeline.workplace import Workplace
 from hf_retarget.recipe import Recipe
@@ -51,6 +53,8 @@ class PortResult:
     inputs: Inputs = field(repr=False)
     dtype: torch.dtype | None = None
     """What the weights are stored as; as those of the new base if None."""
+    thumbnails: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+    """Test images that the report shows, by their number."""
 
     @property
     def verdict(self) -> str:
@@ -101,6 +105,7 @@ class PortResult:
             self.graph.save(folder / "graph.json")
             self.recipe.save(folder / "recipe.yaml")
             _write(folder / "port.json", json.dumps(self.figures, indent=2, ensure_ascii=False) + "\n")
+            write_report(folder, self.figures, self.graph, self.thumbnails)
             _write(folder / "README.md", card)
         except (OSError, SafetensorError) as error:
             raise PortError(f"cannot write to '{folder}': {error}") from error

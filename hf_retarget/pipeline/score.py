@@ -69,7 +69,7 @@ def score(
     with doing(progress, "loading the data"):
         preprocess = choose_preprocess(checkpoint, recipe.data.image_size)
         images = load_data(data, recipe.data, preprocess, model_labels=checkpoint.labels, token=token)
-        _check_classes(checkpoint, images)
+        check_classes(checkpoint, images)
     model = checkpoint.build()
     check_shapes(model, preprocess, checkpoint.num_classes)
     chosen = getattr(images, split)
@@ -87,8 +87,12 @@ def score(
     return Scored(measured, checkpoint.reference, checkpoint.architecture, images.name, split, labels, notes)
 
 
-def _check_classes(checkpoint: Checkpoint, data: ImageData) -> None:
-    """Names decide where both sides have them; else the numbers must be the same ones, as far as anybody can tell."""
+def check_classes(checkpoint: Checkpoint, data: ImageData) -> None:
+    """Names decide where both sides have them; else the numbers must be the same ones, as far as anybody can tell.
+
+    Example:
+        >>> check_classes(load_checkpoint("tuned/"), data)      # doctest: +SKIP
+    """
     few = data.labels is None and data.classes < checkpoint.num_classes  # the last class need not be in every dataset
     if data.classes != checkpoint.num_classes and not few:
         raise DataError(

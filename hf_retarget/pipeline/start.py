@@ -20,7 +20,7 @@ from hf_retarget.progress import Progress
 
 HEADS = ("auto", "keep", "fresh", "zero")
 """`keep`: the model's own head. `fresh`: a seeded random one. `zero`: one of zeros. `auto`: its own if the classes
-agree, else a fresh one."""
+agree, else zeros: what a port takes for the start of the fine-tuning, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def prepare_start(
     Example:
         >>> start = prepare_start(load_checkpoint("old/"), "fashion-mnist", DataOptions())      # doctest: +SKIP
         >>> start.head, start.why                                                               # doctest: +SKIP
-        ('fresh', 'the model has 1000 classes, the data 10')
+        ('zero', 'the model has 1000 classes, the data 10')
     """
     if head not in HEADS:
         near = difflib.get_close_matches(head, HEADS, n=1)
@@ -112,9 +112,9 @@ def choose_head(checkpoint: Checkpoint, data: ImageData, head: str) -> tuple[str
         reason = f"the model has {checkpoint.num_classes} classes, the data {data.classes}"
         if head == "keep":
             raise ModelError(f"the head of '{checkpoint.reference}' cannot be kept: {reason}; use 'fresh' or 'zero'")
-        return "fresh", reason
+        return "zero", reason
     if head == "auto" and checkpoint.labels and data.labels and _numbers(data.labels, checkpoint.labels) is None:
-        return "fresh", "the model and the data have other labels"
+        return "zero", "the model and the data have other labels"
     return "keep", "asked for" if head == "keep" else "the classes of model and data agree"
 
 

@@ -20,6 +20,7 @@ from hf_retarget.errors import PortError
 from hf_retarget.evaluate import Score
 from hf_retarget.files import atomic_path, load_tensors, save_tensors
 from hf_retarget.graph import Permutation, PermutationGraph
+from hf_retarget.matching.fit import measure_fit
 from hf_retarget.matching.problem import State
 from hf_retarget.matching.trajectory import SCHEDULES
 from hf_retarget.pipeline.judge import Judge
@@ -45,6 +46,10 @@ class StepFigures:
     moved: float
     """The share of neurons that the permutation puts elsewhere."""
     seconds: dict[str, float] = field(default_factory=dict)
+    objectives: list[float] = field(default_factory=list)
+    """After each sweep."""
+    cosines: dict[str, float | None] | None = None
+    """Of the gradients of both sides at this step: `before`, `unseen` and `after`, as `Cosines` has them."""
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -60,6 +65,8 @@ class Best:
     weights: dict[str, Tensor] = field(repr=False)
     permutation: Permutation
     batchnorm: dict[str, Any] = field(repr=False)
+    fit: dict[str, Any] = field(repr=False)
+    """What the search for the permutation was worth, as plain values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +117,15 @@ class Diary:
             raise PortError(f"cannot go on from '{self.folder}': {error}; begin anew with --overwrite") from error
         indices = {group.name: tensors[_PERMUTATION + group.name] for group in self.graph.groups}
         weights = {name: tensors[_WEIGHTS + name] for name in about["order"]}
-        best = Best(facts["best"], weights, Permutation(self.graph.fingerprint, indices), about["batchnorm"])
+        permutation = Permutation(self.graph.fingerprint, indices)
+        best = Best(facts["best"], weights, permutation, about["batchnorm"], about.get("fit", {}))
         return State.load(self._state(facts["step"]), self.graph), history, best
 
     def _write_best(self, best: Best) -> None:
         tensors = {_WEIGHTS + name: tensor for name, tensor in best.weights.items()}
         tensors |= {_PERMUTATION + name: index for name, index in best.permutation.indices.items()}
-        save_tensors(self._best(best.step), tensors, {"batchnorm": best.batchnorm, "order": list(best.weights)})
+        facts = {"batchnorm": best.batchnorm, "fit": best.fit, "order": list(best.weights)}
+        save_tensors(self._best(best.step), tensors, facts)
 
     def _state(self, step: int) -> Path:
         return self.folder / f"state-{step}.safetensors"
@@ -154,10 +163,11 @@ def walk(task: Task, judge: Judge, *, diary: Diary | None = None, doing: str = "
         history.append(figures)
         better = best is None or figures.rank > history[best.step - 1].rank
         if best is None or better:
-            best = Best(step, judge.weights(), state.permutation, _summary(reset))
+            fit = asdict(measure_fit(state.stacks, state.permutation))
+            best = Best(step, judge.weights(), state.permutation, _summary(reset), fit)
         if diary:
             diary.write(state, history, best)
-            judge.progress.say(_describe(figures, task.steps, better))
+            judge.progress.row(_cells(figures, task.steps, better), _describe(figures, task.steps, better))
     if best is None:
         raise PortError("the trajectory has no steps; a port needs at least one")
     return Walk(tuple(history), best)
@@ -193,6 +203,8 @@ def _figures(task: Task, judge: Judge, state: State, score: Score, before: dict[
         sweeps=state.sweeps,
         moved=share_moved(state.permutation),
         seconds=judge.clock.since(before),
+        objectives=list(state.objectives),
+        cosines=state.cosines._asdict() if state.cosines else None,
     )
 
 
@@ -201,6 +213,16 @@ def _summary(reset: BatchNormReset) -> dict[str, Any]:
         name: {"before": asdict(reset.before[name]), "after": asdict(after)} for name, after in reset.after.items()
     }
     return {"layers": reset.layers, "batches": reset.batches, "statistics": layers}
+
+
+def _cells(figures: StepFigures, steps: int, better: bool) -> dict[str, str]:
+    return {
+        "step": f"{figures.step} of {steps}",
+        "validation": f"{figures.top1:.1%}",
+        "best": "★" if better else "",
+        "moved": f"{figures.moved:.0%}",
+        "seconds": f"{sum(figures.seconds.values()):.1f}",
+    }
 
 
 def _describe(figures: StepFigures, steps: int, better: bool) -> str:

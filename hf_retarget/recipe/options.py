@@ -56,6 +56,9 @@ class PortOptions:
     )
     control: str = _option("full", "what the port is compared with", choices=CONTROLS)
     check: bool = _option(True, "verify the permutation graph before the port")
+    samples: int = _option(
+        12, "test images that the report shows, with what the models say (0: none)", least=0, most=48
+    )
     eval_batch: int = _option(256, "images in a minibatch of an evaluation", least=1)
 
     def __post_init__(self) -> None:

@@ -416,3 +416,10 @@ def test_the_hub_without_a_network(load, monkeypatch):
         DataError, match=r"'fashion-minst' cannot be loaded from the Hub: .*did you mean 'fashion-mnist'"
     ):
         load("fashion-minst")
+
+
+def test_nothing_is_shown_where_nobody_watches(load, table, tmp_path, capfd):
+    table(12).to_parquet(tmp_path / "letters.parquet")
+    capfd.readouterr()
+    load(tmp_path / "letters.parquet")
+    assert capfd.readouterr() == ("", "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import io
 import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -26,6 +29,7 @@ from hf_retarget.pipeline.train import train
 from hf_retarget.recipe import Recipe
 
 FILES = ["README.md", "config.json", "graph.json", "model.safetensors", "permutation.safetensors", "port.json"]
+FIGURES = ["classes", "confusion", "curve", "gradients", "groups", "moved", "price", "samples", "sweeps", "time"]
 
 
 class Stop(Exception):
@@ -46,6 +50,9 @@ class Watcher:
                 if self.after < 0:
                     raise Stop
             yield item
+
+    def row(self, cells, line: str) -> None:
+        self.say(line)
 
     def say(self, line: str) -> None:
         self.lines.append(line)
@@ -166,7 +173,9 @@ def test_timm_loads_the_folder_and_gets_the_same_answers(planted):
 
 def test_everything_is_in_the_folder_and_nothing_beside_it(planted):
     folder = planted.folder / "ported"
-    assert sorted(path.name for path in folder.iterdir()) == [*FILES, "recipe.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "figures", "recipe.yaml", "report.html"])
+    drawn = {path.name for path in (folder / "figures").iterdir()}
+    assert drawn == {f"{name}.{kind}" for name in (*FIGURES, "batchnorm") for kind in ("png", "svg")} | {"graph.svg"}
     assert sorted(path.name for path in planted.folder.iterdir()) == ["new", "old", "ported", "tuned"]
     document = json.loads((folder / "port.json").read_text())
     assert document == planted.result.figures
@@ -198,6 +207,61 @@ def test_the_card_has_valid_front_matter_and_the_accuracies(planted):
     assert f"{planted.result.figures['test']['port']['top1']:.1%}" in card.text
     assert planted.result.verdict in card.text
     assert str(planted.folder) not in card.text.partition("```")[0]  # nobody's folders
+
+
+def test_port_json_says_how_well_it_fits(planted):
+    document = planted.result.figures
+    first, second = (each["cosines"] for each in document["steps"])
+    assert first["unseen"] is None, "nothing was matched before"
+    # The new base is the old one in another order, so that matched gradients agree, whether they were seen or not.
+    assert first["after"] > 0.99
+    assert second["unseen"] > 0.9
+    assert max(first["before"], second["before"]) < 0.6
+    fit = document["matching"]
+    assert fit["identity"] < fit["matched"] <= fit["perfect"] * 1.001
+    assert [group["name"] for group in fit["groups"]] == [group.name for group in planted.result.graph.groups]
+    assert sum(group["moved"] > 0.5 for group in fit["groups"]) > 5
+    assert all(group["after"] > 0.9 > group["before"] for group in fit["groups"] if group["after"] is not None)
+    best = document["steps"][document["best_step"] - 1]
+    assert best["objectives"][-1] == pytest.approx(best["objective"], rel=1e-4)
+    assert len(best["objectives"]) == best["sweeps"]
+    assert set(document["memory"]) == set(document["seconds"])
+    assert document["levels"].keys() == {"tuned", "base"}
+
+
+def test_sample_images_are_those_that_the_scores_are_about(planted):
+    result = planted.result
+    facts, test = result.figures["samples"], result.inputs.data.test
+    assert (facts["ours"], facts["theirs"]) == ("port", "control")
+    assert sum(facts["counts"].values()) == len(test) == 300
+    right = facts["counts"]["both"] + facts["counts"]["only ours"]
+    assert right / 300 == pytest.approx(result.figures["test"]["port"]["top1"])
+    assert len(facts["images"]) == 12
+    assert len({each["number"] for each in facts["images"]}) == 12
+    for each in facts["images"]:
+        assert each["label"] == int(test.targets[each["number"]])
+        said = each["predictions"]["port"] == each["label"], each["predictions"]["control"] == each["label"]
+        kinds = {(True, True): "both", (True, False): "only ours", (False, True): "only theirs"}
+        assert each["kind"] == kinds.get(said, "neither")
+        with Image.open(io.BytesIO(result.thumbnails[each["number"]])) as small:
+            assert np.array_equal(np.asarray(small), np.asarray(test.image(each["number"])))
+
+
+def test_the_report_is_about_this_port(planted):
+    html = (planted.folder / "ported" / "report.html").read_text()
+    assert planted.result.verdict.partition(": ")[2] in html
+    assert html.count('src="data:image/') == 12
+    assert 'class="graph"' in html
+    assert str(planted.folder) not in html.partition("<pre>")[0]
+
+
+def test_a_report_that_fails_costs_nothing_but_itself(ported, tmp_path, monkeypatch):
+    broken = dataclasses.replace(ported, figures=ported.figures | {"inputs": {}})
+    monkeypatch.setattr(result, "write_card", lambda *_: "")
+    with pytest.warns(UserWarning, match=r"no report.html: KeyError"):
+        broken.save(tmp_path / "saved")
+    same_files(ported.save(tmp_path / "whole"), tmp_path / "saved")
+    assert not (tmp_path / "saved" / "report.html").exists()
 
 
 # ---- the same again
@@ -232,9 +296,12 @@ def test_a_port_that_stopped_goes_on_to_the_same_bytes(doing, after, nets, porte
     resumed = rt.port(*nets, colours, out=out, resume=True, progress=watching, **options)
     assert any("continuing the port" in line for line in watching.lines) is began
     same_files(ported.save(tmp_path / "whole"), out)
-    assert [(each.top1, each.objective) for each in resumed.history] == [
-        (each.top1, each.objective) for each in ported.history
+    assert [dataclasses.replace(each, seconds={}) for each in resumed.history] == [
+        dataclasses.replace(each, seconds={}) for each in ported.history
     ]
+    for part in ("matching", "samples", "levels", "batchnorm"):
+        assert resumed.figures[part] == ported.figures[part], part
+    assert resumed.thumbnails == ported.thumbnails
     for name, kept in ported.figures["test"].items():
         assert resumed.figures["test"][name] == kept, name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ported", "whole"]
@@ -343,7 +410,9 @@ def test_every_method_can_be_ported_with(method, gradients, nets, pictures):
     real = moved(nets[2], 3, by=0.2, seed=6)
     found = rt.port(*nets, pictures, recipe=make_recipe(method=method, control="naive"), tuned_target=real)
     assert found.figures["gradients"] == {"port": gradients, "control": 0}
-    assert found.figures["test"].keys() >= {"port", "naive", "tuned_target"}
+    assert found.figures["test"].keys() >= {"port", "naive", "oracle", "tuned_target"}
+    assert len(found.figures["oracle_steps"]) == 3
+    assert (found.figures["steps"][-1]["cosines"] is None) is (method == "naive")
     assert (found.permutation == found.graph.identity()) is (method == "naive")
     port, naive = (found.figures["test"][name]["loss"] for name in ("port", "naive"))
     assert (port == naive) is (method == "naive")

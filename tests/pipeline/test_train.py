@@ -92,7 +92,7 @@ def test_finetune_json_says_what_came_from_what(gray, gray_resnet):
     assert document == gray.document
     assert document["figures"]["test"]["top1"] == gray.test.top1
     assert len(document["figures"]["losses"]) == 8
-    assert document["head"]["kind"] == "fresh"
+    assert document["head"]["kind"] == "zero"
     assert document["head"]["why"] == "the model has 7 classes, the data 10"
     assert document["model"]["hashes"] == dict(load_checkpoint(gray_resnet).hashes)
     assert document["data"]["images"] == {"train": 72, "validation": 8, "test": 80}
@@ -111,7 +111,7 @@ def test_the_initial_head_is_the_one_a_port_wants(gray, gray_resnet):
     assert torch.equal(heads.source["fc.weight"], head["fc.weight"])
     start, _ = load_tensors(gray.folder / "trajectory" / "step-000000.safetensors")
     assert all(torch.equal(start[name], tensor) for name, tensor in head.items())
-    assert facts == {"head": "fresh"}
+    assert facts == {"head": "zero"}
 
 
 def test_the_trajectory_ends_at_the_tuned_weights(gray):
@@ -188,7 +188,7 @@ def start_of(reference, colours, short, head="auto", seed=0):
         (None, "keep"),
         (("blue", "green", "red"), "keep"),
         (("Red", "blue", "GREEN"), "keep"),
-        (("red", "green", "violet"), "fresh"),
+        (("red", "green", "violet"), "zero"),
     ],
 )
 def test_the_head_is_kept_if_its_classes_are_those_of_the_data(labels, kind, labelled, colours, short, tmp_path):

@@ -1,0 +1,74 @@
+"""``hf-retarget compare``: several ports in one table and one page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import click
+
+from hf_retarget import __version__
+from hf_retarget.cli.inspect import write
+from hf_retarget.cli.options import debug_option
+from hf_retarget.cli.port import print_table
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget compare ported-0/ ported-1/ ported-2/
+  hf-retarget compare runs/ --html compare.html --csv compare.csv
+  hf-retarget compare runs/*/ported --over tuned --over target --json
+"""
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(epilog=_EXAMPLE)
+@click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.option(
+    "--over",
+    multiple=True,
+    metavar="FIELD",
+    help="Count runs that differ in this field, too, as repetitions: tuned, target, data.seed …",
+)
+@click.option("--html", type=_FILE, metavar="FILE", help="Write a page with the table and all curves to FILE.")
+@click.option("--csv", "table", type=_FILE, metavar="FILE", help="Write one row for each port to FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@debug_option
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    /,
+    folders: tuple[Path, ...],
+    over: tuple[str, ...],
+    html: Path | None,
+    table: Path | None,
+    as_json: bool,
+) -> None:
+    """Put finished ports beside each other: mean and deviation over seeds, grouped by what differs.
+
+    A DIR is the folder of a port, or a folder of such folders. Ports that differ in nothing but their seeds are one
+    group. What cannot be read is named and left out, and the exit code is then 1.
+    """
+    from hf_retarget.compare import compare_ports
+    from hf_retarget.report.comparison import draw_comparison_page, list_columns, list_rows, table_rows
+
+    found = compare_ports(folders, over=over)
+    document = found.to_json()
+    for line in found.problems:
+        click.echo(f"Left out: {line}", err=True)
+    for line in found.warnings:
+        click.echo(f"Warning: {line}", err=True)
+    if as_json:
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        print_table(list_columns(document), list_rows(document))
+    if html:
+        write(html, draw_comparison_page(document, __version__))
+    if table:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(table_rows(document))
+        write(table, text.getvalue())
+    if found.problems:
+        ctx.exit(1)

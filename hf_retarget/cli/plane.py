@@ -1,0 +1,178 @@
+"""``hf-retarget plane``: accuracy and loss between models, over a line or a plane."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_retarget.cli.evaluate import SPLITS
+from hf_retarget.cli.options import debug_option, model_options, resumable, run_options
+from hf_retarget.cli.port import describe_command, print_table
+from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+
+if TYPE_CHECKING:
+    from hf_retarget.pipeline.plane_result import PlaneResult
+    from hf_retarget.recipe import Recipe
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget plane --models tuned/ retuned/ --data pets --permute match --out line
+  hf-retarget plane --models plain=retuned/ port=ported/ old=tuned/ --permute old=ported/ --data pets --out plane
+  hf-retarget plane --models a/ b/ c/ --data photos/ --grid 9 --limit 500 --out plane
+"""
+
+_OPTIONS = {"bn_batches": "port.bn_batches", "batch_size": "port.batch_size", "seed": "port.seed"}
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
+@click.argument("more", nargs=-1, metavar="[MODEL]...")
+@click.option("--models", multiple=True, metavar="MODEL …", help="Two or three models, also as NAME=MODEL.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for pictures and figures.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="PORT",
+    help="Show the picture in the report of this port, too (DIR is PORT/plane if not given).",
+)
+@click.option("--grid", type=click.IntRange(min=2), metavar="N", help="Points along a side (33 for a line, else 17).")
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0, max=10),
+    metavar="PART",
+    help="How far beyond the models to look, in parts of their distance (0 for a line, else 0.2).",
+)
+@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Images to score on.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Score on N images of the split only.")
+@click.option("--bn-batches", type=click.IntRange(min=0), help="Minibatches that re-estimate BatchNorm at each point.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Images in one of these minibatches.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the minibatches, of --limit and of the matching.")
+@click.option(
+    "--permute",
+    multiple=True,
+    metavar="HOW",
+    help="'match': bring all models into the arrangement of the first, by their weights. NAME=match, NAME=FILE or "
+    "NAME=PORT (a port's folder): only this one, so.",
+)
+@click.option(
+    "--graph",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Permutation graph that a permutation belongs to (traced if not given).",
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in DIR that was interrupted.")
+@click.option("--overwrite", is_flag=True, help="Replace the pictures in DIR.")
+@model_options
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@recipe_options("data")
+@debug_option
+def plane(
+    recipe: Recipe,
+    more: tuple[str, ...],
+    models: tuple[str, ...],
+    permute: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+    out: Path | None,
+    report: Path | None,
+    **options: Any,
+) -> None:
+    """Show accuracy and loss between models: the line through two (and its barrier), or the plane through three.
+
+    Models of one architecture with heads of one size. BatchNorm statistics are estimated anew at every point. A
+    first, coarse picture is in DIR early; what is interrupted goes on with --resume.
+    """
+    if not models and not more:
+        raise click.UsageError("Missing option '--models'.")
+    if out is None and report is None:
+        raise click.UsageError("Missing option '--out' (or say --report PORT).")
+    changes = {key: options.pop(name) for name, key in _OPTIONS.items()}
+    recipe = recipe.override(**{key: value for key, value in changes.items() if value is not None})
+    with status("starting"):
+        from hf_retarget.pipeline.plane import plane
+    with resumable(), watch(quiet) as progress:
+        result = plane(
+            read_models((*models, *more)),
+            recipe=recipe,
+            permute=read_permutations(permute),
+            out=out,
+            report=report,
+            progress=progress,
+            command=describe_command(sys.argv),
+            **options,
+        )
+    if not is_main_process():
+        return
+    folder = out or Path(report or "") / "plane"
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder)} | result.figures, indent=2, ensure_ascii=False))
+        return
+    _print(result, folder)
+    if report is not None:
+        click.echo(f"Shown in {report / 'report.html'}")
+
+
+def read_models(texts: tuple[str, ...]) -> dict[str, str]:
+    """Names and references: NAME=MODEL says both, else the name is the end of the reference.
+
+    Example:
+        >>> read_models(("plain=runs/retuned", "runs/ported/"))
+        {'plain': 'runs/retuned', 'ported': 'runs/ported/'}
+    """
+    from hf_retarget.pipeline.plane import name_references
+
+    pairs = [_split(text) for text in texts]
+    names = name_references([reference for _, reference in pairs])
+    named = [given or found for (given, _), found in zip(pairs, names, strict=True)]
+    for name in named:
+        if named.count(name) > 1:
+            raise click.UsageError(f"Two models are called '{name}'; give them names: NAME=MODEL.")
+    return dict(zip(named, (reference for _, reference in pairs), strict=True))
+
+
+def read_permutations(texts: tuple[str, ...]) -> str | dict[str, str] | None:
+    """What --permute says: nothing, 'match' for all, or how for each name.
+
+    Example:
+        >>> read_permutations(()), read_permutations(("match",)), read_permutations(("old=ported/",))
+        (None, 'match', {'old': 'ported/'})
+    """
+    if not texts:
+        return None
+    if texts == ("match",):
+        return "match"
+    pairs = dict(text.split("=", 1) for text in texts if "=" in text)
+    if len(pairs) != len(texts):
+        raise click.UsageError("--permute is 'match' alone, or NAME=match, NAME=FILE or NAME=PORT for each model.")
+    return pairs
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, reference = text.partition("=")
+    named = equals and name and reference and "/" not in name and not Path(text).exists()
+    return (name, reference) if named else ("", text)
+
+
+def _print(result: PlaneResult, out: Path) -> None:
+    from hf_retarget.report.page import number, percent
+
+    figures = result.figures
+    data = figures["data"]
+    rows: list[tuple[str, ...]] = [
+        (each["name"], percent(each["top1"]), number(each["loss"])) for each in figures["models"]
+    ]
+    if not result.is_line:
+        points = figures["points"]
+        losses = [each["loss"] for each in points if each["loss"] is not None]
+        rows.append(("best point", percent(max(each["top1"] for each in points)), number(min(losses, default=None))))
+    print_table((f"{data['images']:,} images of {data['name']}, {data['split']}", "top-1", "loss"), rows)
+    if result.barrier:
+        loss, top1 = result.barrier["loss"], result.barrier["top1"]
+        words = "not finite" if loss is None else f"{loss:.3f} at {result.barrier['loss_at']:.2f}"
+        click.echo(f"\nbarrier: loss {words}, accuracy {100 * top1:.1f} points at {result.barrier['top1_at']:.2f}")
+    click.echo(f"\n{len(figures['points']):,} points; pictures and figures in {out}")

@@ -1,0 +1,100 @@
+"""How well a permutation fits: cosines between what it carries over and what is there, as a whole and by group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_retarget.graph.layout import gather
+from hf_retarget.graph.permutation import Permutation
+from hf_retarget.matching.objective import Stacks, Tensors
+
+
+@dataclass(frozen=True)
+class GroupFit:
+    """One group: how large it is, the share of its neurons that were moved, and how well its tensors agree.
+
+    `before` and `after` are cosines over all tensors that have an axis of the group, with no neuron moved and with
+    all groups moved. Neighbours share tensors, so they share the credit, too. None where there is nothing to compare.
+    """
+
+    name: str
+    neurons: int
+    moved: float
+    before: float | None = None
+    after: float | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a search for a permutation was worth: ⟨target, source⟩, ⟨target, π source⟩, and what would be perfect."""
+
+    identity: float
+    matched: float
+    perfect: float
+    groups: tuple[GroupFit, ...]
+
+
+class Cosines(NamedTuple):
+    """How much alike both sides are at one step: what the method rests on, and whether it holds."""
+
+    before: float | None
+    """No neuron moved."""
+    unseen: float | None
+    """Moved as the steps before would have it, which have not seen these gradients."""
+    after: float | None
+    """Moved as this step has it, which has been found with them."""
+
+
+def cosine(target: Tensors, source: Tensors) -> float | None:
+    """The cosine of two sets of tensors as two long vectors; None if one of them is zero.
+
+    Example:
+        >>> cosine({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([4.0, 3.0])})
+        0.96
+    """
+    product = math.fsum(_dot(ours, source[name]) for name, ours in target.items())
+    sizes = [math.fsum(_dot(each, each) for each in side.values()) for side in (target, source)]
+    return _share(product, math.sqrt(sizes[0]) * math.sqrt(sizes[1]))
+
+
+def measure_fit(stacks: Stacks, permutation: Permutation) -> Fit:
+    """How well a permutation fits the stacks it was found with: one pass over them.
+
+    Example:
+        >>> measure_fit(stacks, permutation).groups[0].after      # doctest: +SKIP
+        0.41
+    """
+    weights = stacks.weights()
+    total = [stacks.constant, stacks.constant, abs(stacks.constant)]
+    groups: dict[str, list[float]] = {}
+    for piece in stacks.pieces.values():
+        weight, target, source = weights[piece.tensor], piece.target, piece.source
+        values = (
+            weight * _dot(target, source),
+            weight * _dot(target, gather(source, piece.factors, dict(permutation.indices))),
+            weight * float(target.norm()) * float(source.norm()),
+        )
+        for sums in (total, *(groups.setdefault(name, [0.0] * 3) for name in piece.groups)):
+            for place, value in enumerate(values):
+                sums[place] += value
+    fits = tuple(_group(name, index, groups.get(name)) for name, index in permutation.indices.items())
+    return Fit(total[0], total[1], total[2], fits)
+
+
+def _group(name: str, index: Tensor, sums: list[float] | None) -> GroupFit:
+    before, after, perfect = sums or (0.0, 0.0, 0.0)
+    moved = float((index != torch.arange(index.shape[-1])).float().mean()) if index.numel() else 0.0
+    return GroupFit(name, index.numel(), moved, _share(before, perfect), _share(after, perfect))
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    return float(torch.dot(one.detach().flatten().float(), other.detach().flatten().float()))
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 6) if whole > 0 and math.isfinite(part / whole) else None

@@ -1,0 +1,238 @@
+"""What was found between models: figures, tables and pictures, and the folder they are in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_retarget.errors import RetargetError
+from hf_retarget.files import atomic_path
+from hf_retarget.landscape import Basis, Grid, Point
+from hf_retarget.models import Checkpoint
+from hf_retarget.pipeline.versions import list_versions
+from hf_retarget.report.plane import draw_plane
+from hf_retarget.report.plane_page import add_plane, draw_plane_page
+
+FORMAT = "hf-retarget/plane/1"
+IN_PORT = "plane"
+"""The folder of a plane inside that of a port."""
+_DIARY = "points.jsonl"
+_FILES = ("plane.json", "plane.csv", "plane.png", "plane.svg", "plane.html", _DIARY)
+
+Known = Mapping[tuple[float, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneResult:
+    """Scores over the line through two models, or the plane through three.
+
+    Example:
+        >>> result = rt.plane(["tuned/", "retuned/"], "fashion-mnist")      # doctest: +SKIP
+        >>> result.barrier                                                  # doctest: +SKIP
+        {'loss': 0.41, 'loss_at': 0.5, 'top1': 0.22, 'top1_at': 0.47}
+    """
+
+    figures: dict[str, Any] = field(repr=False)
+    """What plane.json says."""
+
+    @property
+    def is_line(self) -> bool:
+        """Whether there are two models."""
+        return bool(self.figures["kind"] == "line")
+
+    @property
+    def barrier(self) -> dict[str, Any] | None:
+        """How much worse the worst point of a line is than a straight line between the ends; None for a plane."""
+        found: dict[str, Any] | None = self.figures["barrier"]
+        return found
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Every point: where it is, what it is made of, and its scores."""
+        found: list[dict[str, Any]] = self.figures["points"]
+        return found
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write plane.json, plane.csv, plane.png, plane.svg and plane.html."""
+        place = PlaneFolder.at(folder)
+        place.check(overwrite=overwrite)
+        place.write(self.figures)
+        return place.path
+
+
+def compose_plane(
+    sides: Mapping[str, Checkpoint],
+    permuted: Sequence[Mapping[str, Any] | None],
+    basis: Basis,
+    grid: Grid,
+    known: Known,
+    level: int,
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All figures up to one level, as plain JSON values.
+
+    Example:
+        >>> compose_plane(sides, permuted, basis, grid, known, 0, {})["finished"]      # doctest: +SKIP
+        False
+    """
+    versions = list_versions()
+    across, down = grid.axes[level]
+    models = [
+        _describe(name, side, corner, how) | known[corner.shares]
+        for (name, side), corner, how in zip(sides.items(), grid.corners, permuted, strict=True)
+    ]
+    points = [asdict(point) | known[point.shares] for each in grid.levels[: level + 1] for point in each]
+    return {
+        "format": FORMAT,
+        "version": versions["hf-retarget"],
+        "kind": "line" if basis.is_line else "plane",
+        "finished": level + 1 == len(grid.levels),
+        "models": models,
+        "distances": [list(row) for row in basis.distances],
+        "barrier": find_barrier(points) if basis.is_line else None,
+        "grid": {"x": [grid.x[i] for i in across], "y": [grid.y[j] for j in down], "planned": len(grid.x)},
+        "points": [{**point, "shares": list(point["shares"])} for point in points],
+        **facts,
+        "versions": versions,
+    }
+
+
+def find_barrier(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The largest rise of the loss, and the largest fall of the accuracy, against a straight line between the ends.
+
+    Example:
+        >>> ends = [{"x": 0.0, "loss": 1.0, "top1": 0.5}, {"x": 1.0, "loss": 2.0, "top1": 0.7}]
+        >>> find_barrier([*ends, {"x": 0.5, "loss": 3.0, "top1": 0.25}])
+        {'loss': 1.5, 'loss_at': 0.5, 'top1': 0.35, 'top1_at': 0.5}
+    """
+    found: dict[str, Any] = {}
+    ends = [next(point for point in points if point["x"] == place) for place in (0.0, 1.0)]
+    between = sorted((point for point in points if 0.0 <= point["x"] <= 1.0), key=lambda point: float(point["x"]))
+    for name, sign in (("loss", 1.0), ("top1", -1.0)):
+        if any(point[name] is None for point in between):  # a loss beyond all numbers has no height
+            found |= {name: None, f"{name}_at": None}
+            continue
+        start, end = (each[name] for each in ends)
+        heights = [sign * (each[name] - (start + each["x"] * (end - start))) for each in between]
+        highest = max(range(len(between)), key=heights.__getitem__)
+        found |= {name: max(0.0, heights[highest]), f"{name}_at": between[highest]["x"]}
+    return found
+
+
+def _describe(name: str, side: Checkpoint, corner: Point, permuted: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "reference": side.reference,
+        "architecture": side.architecture,
+        "classes": side.num_classes,
+        "revision": side.revision,
+        "hashes": dict(side.hashes),
+        "permuted": dict(permuted) if permuted else None,
+        "x": corner.x,
+        "y": corner.y,
+    }
+
+
+@dataclass(frozen=True)
+class PlaneFolder:
+    """Where pictures and figures go; they are there from the first coarse grid on."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, folder: str | Path) -> PlaneFolder:
+        """The place for a result; refuses what cannot become a folder."""
+        path = Path(folder).expanduser()
+        if path.exists() and not path.is_dir():
+            raise RetargetError(f"'{folder}' is a file; name a folder for the pictures")
+        return cls(path)
+
+    @property
+    def diary(self) -> Path:
+        """The points that are finished, until all are."""
+        return self.path / _DIARY
+
+    @property
+    def picture(self) -> Path:
+        """The picture, for a person who watches."""
+        return self.path / "plane.png"
+
+    def check(self, *, resume: bool = False, overwrite: bool = False) -> None:
+        """Refuse to destroy anything that nobody has said may be destroyed."""
+        present = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
+        strange = sorted(name for name in present.difference(_FILES) if not name.startswith("."))
+        if strange:
+            raise RetargetError(f"'{self.path}' holds other files ('{strange[0]}'); name a folder of its own")
+        if overwrite or (resume and _DIARY in present):
+            return
+        if _DIARY in present:
+            raise RetargetError(
+                f"an unfinished run is in '{self.path}'; go on with --resume, or begin anew with --overwrite"
+            )
+        if present.intersection(_FILES):
+            raise RetargetError(f"'{self.path}' is not empty; name another folder, or replace it with --overwrite")
+
+    def write(self, figures: Mapping[str, Any]) -> None:
+        """Write everything, each file wholly or not at all."""
+        chart = draw_plane(figures)
+        texts = {
+            "plane.json": json.dumps(figures, indent=2, ensure_ascii=False) + "\n",
+            "plane.csv": write_table(figures),
+            "plane.html": draw_plane_page(figures, chart),
+        }
+        try:
+            chart.save(self.path)
+            for name, text in texts.items():
+                with atomic_path(self.path / name) as temporary:
+                    temporary.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RetargetError(f"cannot write to '{self.path}': {error}") from error
+
+
+def find_report(ported: str | Path) -> Path:
+    """The report of a port.
+
+    Example:
+        >>> find_report("ported/")      # doctest: +SKIP
+        PosixPath('ported/report.html')
+    """
+    path = Path(ported).expanduser() / "report.html"
+    if not path.is_file():
+        raise RetargetError(f"there is no report.html in '{ported}'; --report takes the folder of a port")
+    return path
+
+
+def show_in_report(report: Path, figures: Mapping[str, Any]) -> None:
+    """Put the picture into the report of a port, instead of the one that it may have had.
+
+    Example:
+        >>> show_in_report(Path("ported/report.html"), result.figures)      # doctest: +SKIP
+    """
+    page = add_plane(report.read_text(encoding="utf-8"), figures)
+    if page is None:
+        raise RetargetError(f"'{report}' is no report of a port; nothing was added to it")
+    with atomic_path(report) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def write_table(figures: Mapping[str, Any]) -> str:
+    """All points as CSV: what each is made of, and its scores; the models are marked with their names.
+
+    Example:
+        >>> write_table({"models": [{"name": "a", "x": 0, "y": 0}], "points": []}).strip()
+        'model,x,y,share of a,loss,top1,top5'
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [model["name"] for model in figures["models"]]
+    writer.writerow(["model", "x", "y", *(f"share of {name}" for name in names), "loss", "top1", "top5"])
+    corners = {tuple(float(i == number) for i in range(len(names))): name for number, name in enumerate(names)}
+    for point in figures["points"]:
+        whole = corners.get(tuple(point["shares"]), "")
+        writer.writerow([whole, point["x"], point["y"], *point["shares"], point["loss"], point["top1"], point["top5"]])
+    return text.getvalue()

@@ -1,0 +1,7 @@
+"""What people look at after a port: charts, and pages that need no network."""
+
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import render
+from hf_retarget.report.report import Report, compose_report
+
+__all__ = ["Chart", "Drawing", "Report", "compose_report", "render"]

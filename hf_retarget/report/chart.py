@@ -1,0 +1,253 @@
+"""Charts: drawn once by matplotlib, written as SVG and PNG, and put into a page with its colours and tooltips."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from hf_retarget.files import atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+
+COLOURS = {
+    "text": "#1f2430",
+    "muted": "#5b6472",
+    "line": "#c3c9d3",
+    "bg": "#ffffff",
+    "port": "#2563eb",
+    "finetuned": "#7c3aed",
+    "naive": "#c2410c",
+    "control": "#0f766e",
+    "oracle": "#a16207",
+    "tuned": "#be185d",
+}
+"""What a chart may be painted with. In a page, style.css names the same colours, and others for dark screens."""
+
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK = "http://www.w3.org/1999/xlink"
+_FONT = "DejaVu Sans"  # comes with matplotlib: the same picture everywhere
+
+# XML forbids most control characters even when escaped; a label may still contain them.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+_DPI = 130  # of a PNG
+
+_STYLE: dict[Any, Any] = {
+    "font.family": [_FONT],
+    "font.size": 9.5,
+    "text.color": COLOURS["text"],
+    "axes.edgecolor": COLOURS["line"],
+    "axes.facecolor": "none",
+    "axes.labelcolor": COLOURS["muted"],
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": COLOURS["line"],
+    "grid.linewidth": 0.5,
+    "figure.facecolor": COLOURS["bg"],
+    "xtick.color": COLOURS["line"],
+    "ytick.color": COLOURS["line"],
+    "xtick.labelcolor": COLOURS["muted"],
+    "ytick.labelcolor": COLOURS["muted"],
+    "legend.frameon": False,
+    "lines.linewidth": 2.0,
+    "lines.markersize": 5.0,
+    "figure.dpi": 72,
+    "svg.fonttype": "none",  # text stays text: small, readable aloud, searchable
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A finished chart."""
+
+    name: str
+    """Of its files, and the beginning of all its ids."""
+    alt: str
+    """What there is to see, for those who do not see it."""
+    svg: str = field(repr=False)
+    png: bytes = field(repr=False)
+    inline: str = field(repr=False)
+    """The SVG as a part of a page: its colours are the page's, and it has tooltips."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write NAME.svg and NAME.png."""
+        for ending, content in (("svg", self.svg.encode()), ("png", self.png)):
+            with atomic_path(Path(folder) / f"{self.name}.{ending}") as temporary:
+                temporary.write_bytes(content)
+
+
+class Drawing:
+    """A chart that is being drawn: matplotlib's axes in our style, and a text for whatever one may point at.
+
+    Example:
+        >>> drawing = Drawing("curve")
+        >>> line = drawing.axes.plot([1, 2, 3], [0.1, 0.4, 0.5], color=COLOURS["port"])
+        >>> drawing.columns([1, 2, 3], ["step 1: 10%", "step 2: 40%", "step 3: 50%"])
+        >>> "step 2: 40%" in drawing.finish("Accuracy rises from 10% to 50%.").inline
+        True
+    """
+
+    def __init__(self, name: str, width: float = 5.0, height: float = 3.3) -> None:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        self.name = name
+        self._tips: dict[str, str] = {}
+        with rc_context(_STYLE):
+            self.figure = Figure(figsize=(width, height), layout="constrained")
+            self.axes: Any = self.figure.subplots()
+
+    def tip(self, artist: Artist, text: str) -> None:
+        """Show `text` when somebody points at what was drawn, or comes to it with the arrow keys."""
+        key = f"tip{len(self._tips)}"
+        artist.set_gid(key)
+        self._tips[key] = text
+
+    def columns(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
+        """Tooltips for a chart that is read from left to right: one for all that is above a place."""
+        for low, high, text in _spans(places, texts):
+            self.tip((axes or self.axes).axvspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
+
+    def rows(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
+        """Tooltips for a chart that is read from top to bottom: one for each row."""
+        for low, high, text in _spans(places, texts):
+            self.tip((axes or self.axes).axhspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
+
+    def percents(self, axis: str = "y") -> None:
+        """Let the numbers at an axis be shares."""
+        from matplotlib.ticker import PercentFormatter
+
+        getattr(self.axes, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+    def counts(self, axis: str = "x") -> None:
+        """Let the numbers at an axis be whole ones."""
+        from matplotlib.ticker import MaxNLocator
+
+        getattr(self.axes, f"{axis}axis").set_major_locator(MaxNLocator("auto", integer=True))
+
+    def legend(self, columns: int = 2) -> None:
+        """Say below the chart what is what."""
+        from matplotlib import rc_context
+
+        with rc_context(_STYLE):
+            self.figure.legend(loc="outside lower center", ncols=columns, fontsize=9, handlelength=2.6)
+
+    def finish(self, alt: str) -> Chart:
+        """Render. The same drawing gives the same bytes."""
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.text import Text
+
+        svg, png = io.StringIO(), io.BytesIO()
+        for text in self.figure.findobj(Text):
+            text.set_parse_math(False)  # a label may hold a dollar
+            text.set_text(clean(text.get_text()))
+        with rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in the page, the browser has it
+            # Not savefig, which puts everything in its place and draws it twice for each format.
+            layout: Any = self.figure.get_layout_engine()
+            layout.execute(self.figure)
+            self.figure.set_layout_engine("none")
+            canvas: Any = FigureCanvasSVG(self.figure)
+            canvas.print_svg(svg, metadata={"Date": None, "Creator": None})
+            self.figure.set_dpi(_DPI)
+            canvas = FigureCanvasAgg(self.figure)
+            canvas.print_png(png, metadata={"Software": None})
+        root = ElementTree.fromstring(_FORBIDDEN.sub("�", svg.getvalue()))
+        for each in root.findall(f"{{{_SVG}}}metadata"):
+            root.remove(each)
+        _prefix_ids(root, f"{self.name}-")
+        _describe(root, clean(alt), {f"{self.name}-{key}": clean(text) for key, text in self._tips.items()})
+        return Chart(self.name, clean(alt), _as_file(root), png.getvalue(), _as_part(root))
+
+
+def clean(text: str, longest: int | None = None) -> str:
+    """Text that may stand in a picture: no control characters, and if it is too long, its beginning and its end.
+
+    Example:
+        >>> clean("a very long name", longest=9)
+        'a ve…name'
+    """
+    text = _FORBIDDEN.sub("�", text)
+    if longest is None or len(text) <= longest:
+        return text
+    half = (longest - 1) // 2
+    return f"{text[: longest - 1 - half]}…{text[-half:]}"
+
+
+def _spans(places: Sequence[float], texts: Sequence[str]) -> list[tuple[float, float, str]]:
+    # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
+    order = sorted(range(len(places)), key=lambda number: places[number])
+    values = [places[number] for number in order]
+    if len(values) == 1:
+        return [(values[0] - 0.5, values[0] + 0.5, texts[0])]
+    middles = [(one + two) / 2 for one, two in pairwise(values)]
+    edges = [2 * values[0] - middles[0], *middles, 2 * values[-1] - middles[-1]]
+    return [(edges[i], edges[i + 1], texts[number]) for i, number in enumerate(order)]
+
+
+def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
+    # Several charts share a page, and matplotlib counts from one in each of them.
+    for node in root.iter():
+        for key, value in node.attrib.items():
+            if key == "id":
+                node.set(key, prefix + value)
+            elif key in ("href", f"{{{_XLINK}}}href") and value.startswith("#"):
+                node.set(key, f"#{prefix}{value[1:]}")
+            elif "url(#" in value:
+                node.set(key, value.replace("url(#", f"url(#{prefix}"))
+
+
+def _describe(root: ElementTree.Element, alt: str, tips: dict[str, str]) -> None:
+    title = ElementTree.Element(f"{{{_SVG}}}title")
+    title.text = alt
+    root.insert(0, title)
+    for node in root.iter(f"{{{_SVG}}}g"):
+        if text := tips.get(node.get("id", "")):
+            node.set("class", "spot")
+            words = ElementTree.Element(f"{{{_SVG}}}title")
+            words.text = text
+            node.insert(0, words)
+
+
+def _as_file(root: ElementTree.Element) -> str:
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+_PAINT = re.compile("|".join(COLOURS.values()))
+_NAMES = {value: name for name, value in COLOURS.items()}
+
+
+def _as_part(root: ElementTree.Element) -> str:
+    # Written anew: a copy whose colours are variables and whose size is that of the place where it stands.
+    part = ElementTree.fromstring(ElementTree.tostring(root, encoding="unicode"))
+    title = part.find(f"{{{_SVG}}}title")
+    if title is not None:
+        part.set("aria-label", title.text or "")
+        part.remove(title)  # else the browser shows it wherever one points
+    for key in ("width", "height"):
+        part.attrib.pop(key, None)
+    for parent in list(part.iter()):
+        for sheet in parent.findall(f"{{{_SVG}}}style"):
+            parent.remove(sheet)  # it would hold for the whole page; style.css says the same for charts
+    part.set("class", "chart")
+    part.set("role", "img")
+    part.set("tabindex", "0")
+    for node in part.iter():
+        if style := node.get("style"):
+            style = style.replace(f"'{_FONT}'", "system-ui").replace(_FONT, "system-ui")
+            node.set("style", _PAINT.sub(lambda found: f"var(--{_NAMES[found.group()]})", style))
+    return _as_file(part)

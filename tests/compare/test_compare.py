@@ -1,0 +1,172 @@
+"""Ports beside each other: what makes a group, means and deviations, what should not be compared, what is damaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import hf_retarget as rt
+from hf_retarget.compare import Spread, read_runs, runs
+from hf_retarget.pipeline import document as made
+from hf_retarget.recipe import Recipe
+
+
+def test_seeds_make_a_group_and_methods_tell_groups_apart(port):
+    folders = [port(f"fgmt-{seed}", 0.5 + 0.1 * seed, port__seed=seed, finetune__seed=seed) for seed in range(3)]
+    folders += [port(f"sign-{seed}", 0.7, port__seed=seed, port__method="fgmt-sign") for seed in range(2)]
+    found = rt.compare_ports(folders)
+    assert found.differing == ("port.method",)
+    assert [group.name for group in found.groups] == ["fgmt", "fgmt-sign"]
+    assert [run.name for run in found.groups[0].runs] == ["fgmt-0", "fgmt-1", "fgmt-2"]
+    spread = found.groups[0].top1["port"]
+    assert (spread.mean, spread.deviation, spread.count) == (pytest.approx(0.6), pytest.approx(0.1), 3)
+    assert found.groups[1].top1["port"].deviation == 0.0
+    assert found.groups[0].seconds.mean == 12.5
+    assert found.groups[0].curve[-1] == (4.0, pytest.approx(0.6))
+    assert found.warnings == ()
+    assert found.problems == ()
+
+
+def test_everything_that_differs_is_found(port):
+    cases = {
+        "plain": {},
+        "longer": {"port__steps": 20},
+        "classes": {"data__classes": ("a", "b")},
+        "given": {"permutation": {"given": True}},
+        "head": {"head": {"policy": "shared"}},
+    }
+    found = rt.compare_ports([port(name, **changes) for name, changes in cases.items()])
+    assert set(found.differing) == {"port.steps", "data.classes", "permutation", "head"}
+    names = [group.name for group in found.groups]
+    assert "steps 20, data classes none, head zero, permutation found" in names
+    assert "steps 10, data classes a+b, head zero, permutation found" in names
+    assert len(names) == 5
+
+
+def test_one_run_has_no_deviation(port):
+    (group,) = rt.compare_ports([port("only")]).groups
+    assert group.name == "fgmt"
+    assert group.top1["port"] == Spread(0.6, None, 1)
+
+
+def test_other_test_images_and_another_new_base_are_warned_of(port, document):
+    inputs = document()["inputs"]
+    port("one")
+    port("two", inputs={**inputs, "data": {**inputs["data"], "fingerprint": "ee" * 32}})
+    port("three", inputs={**inputs, "target": {**inputs["target"], "hashes": {"model.safetensors": "ff" * 32}}})
+    folder = port("four", port__seed=1).parent
+    found = rt.compare_ports([folder])
+    assert len(found.groups) == 3, "they are never averaged"
+    images, base = found.warnings
+    assert images.startswith("not the same test images")
+    assert "photos (cdcdcdcd): four, one, three; photos (eeeeeeee): two" in images
+    assert base.startswith("not the same new base")
+    assert "new (ffffffff): three" in base
+    averaged = rt.compare_ports([folder], over=["target"])
+    assert [len(group.runs) for group in averaged.groups] == [3, 1]
+    assert len(averaged.warnings) == 1
+
+
+def test_the_same_port_twice_is_told(port):
+    one, two = port("one"), port("two")
+    found = rt.compare_ports([one, two, one])
+    assert len(found.runs) == 2, "one folder counts once"
+    assert "two is a repetition of one with the same seeds" in found.warnings[0]
+
+
+def test_damaged_ports_are_one_line_each(port, tmp_path, document):
+    good = port("good")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "port.json").write_text(json.dumps(document())[:500])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "port.json").write_text('{"format": "hf-retarget/plane/1"}')
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "port.json").write_text("[]")
+    (tmp_path / "empty").mkdir()
+    lacking = port("lacking")
+    (lacking / "port.json").write_text(json.dumps({**document(), "test": {"naive": {"top1": 0.1, "loss": 1}}}))
+    strange = port("strange", 7.5)
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes" / "port.json").write_bytes(b"\xff\xfe{")
+    names = ["cut", "other", "list", "empty", "lacking", "strange", "bytes", "missing"]
+    found = rt.compare_ports([good, *(tmp_path / name for name in names)])
+    assert len(found.runs) == 1
+    assert len(found.problems) == len(names)
+    assert all(str(tmp_path / name) in line for line in found.problems for name in names if f"/{name}" in line)
+    words = " | ".join(found.problems)
+    for fact in ("cannot be read", "its format is 'hf-retarget/plane/1'", "format is 'list'", "has no port.json",
+                 "damaged: KeyError: 'test.port'", "an accuracy is 7.5", "is not there"):  # fmt: skip
+        assert fact in words, fact
+    assert strange.name in words
+    with pytest.raises(rt.RetargetError, match="is not there"):
+        rt.compare_ports([tmp_path / "missing"])
+
+
+def test_an_unknown_field_is_refused(port):
+    with pytest.raises(rt.RetargetError, match="there is no field 'sed' to average over"):
+        rt.compare_ports([port("one")], over=["sed"])
+
+
+def test_curves_of_different_length_are_averaged_where_all_have_points(port):
+    steps = [{"step": step, "top1": 0.1 * step} for step in (1, 2)]
+    (group,) = rt.compare_ports([port("whole"), port("stopped", port__seed=1, steps=steps)]).groups
+    assert [at for at, _ in group.curve] == [1.0, 2.0]
+    assert group.mean_curve("control") == ((0.0, 0.1), (60 * 128.0, 0.5))
+    assert [at for at, _ in group.mean_curve("finetuned")] == [
+        40 * 128,
+        40 * 128 + 20 * group.runs[0].fields["finetune.batch_size"],
+    ]
+
+
+def test_the_document_is_json_and_says_everything(port):
+    text = json.dumps(rt.compare_ports([port("a"), port("b", port__seed=1)]).to_json(), allow_nan=False)
+    document = json.loads(text)
+    assert document["format"] == "hf-retarget/compare/1"
+    (group,) = document["groups"]
+    assert [run["seeds"]["port.seed"] for run in group["runs"]] == [0, 1]
+    assert group["top1"]["port"]["count"] == 2
+
+
+def test_the_format_is_that_of_a_port():
+    assert runs.FORMAT == made.FORMAT
+
+
+# ---- real ports
+
+
+def make_net(seed: int, classes: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)]
+    return nn.Sequential(*layers)
+
+
+def test_real_ports_are_read(tmp_path):
+    images = [(torch.rand(3, 12, 12) * 0.5 + 0.4 * (label == torch.arange(3))[:, None, None], label)
+              for label in (0, 1, 2) for _ in range(12)]  # fmt: skip
+    tuned = make_net(0)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    recipe = Recipe("tiny").override(
+        **{"data.image_size": 12, "data.validation": 0.3, "port.steps": 2, "port.batch_size": 8, "port.check": False,
+           "port.grad_batches": 1, "finetune.steps": 2, "finetune.batch_size": 8}
+    )  # fmt: skip
+    for seed in (0, 1):
+        changes = {"port.seed": seed, "finetune.seed": seed}
+        result = rt.port(make_net(0), tuned, make_net(1), images, recipe=recipe, overrides=changes, device="cpu")
+        result.save(tmp_path / str(seed))
+    found, problems = read_runs([tmp_path])
+    assert problems == []
+    assert [run.top1["port"] for run in found] == [
+        json.loads((tmp_path / str(seed) / "port.json").read_text())["test"]["port"]["top1"] for seed in (0, 1)
+    ]
+    comparison = rt.compare_ports([tmp_path])
+    (group,) = comparison.groups
+    assert (len(group.runs), group.name, comparison.warnings) == (2, "fgmt", ())
+    assert {"port", "naive", "control", "finetuned"} <= set(group.top1)
+    assert group.minibatches.mean == 4
+    assert len(group.curve) == 2
+    assert group.mean_curve("finetuned")

@@ -1,0 +1,147 @@
+"""Where points lie between models, and what weights they have: exactly those of the models at the corners."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hf_retarget.errors import ModelError, RetargetError
+from hf_retarget.landscape import lay_grid, mix, span
+
+NAMES = ["w", "b"]
+
+
+def make(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weights = {"w": torch.randn(40, 30, generator=generator), "b": torch.randn(40, generator=generator)}
+    return {name: (scale * tensor).to(dtype) for name, tensor in weights.items()} | {"count": torch.tensor(seed)}
+
+
+def distance(one: dict, other: dict) -> float:
+    return math.sqrt(sum(float((one[n].double() - other[n].double()).square().sum()) for n in NAMES))
+
+
+@pytest.fixture
+def basis():
+    return span([make(0), make(1), make(2)], NAMES, "abc")
+
+
+def test_the_corners_have_exactly_the_weights_of_the_models(basis):
+    for number in range(3):
+        found = basis.weights(basis.corner(number))
+        assert all(torch.equal(found[name], basis.corners[number][name]) for name in NAMES)
+
+
+def test_coordinates_keep_distances(basis):
+    for i in range(3):
+        for j in range(3):
+            flat = math.dist(basis.places[i], basis.places[j])
+            assert flat == pytest.approx(distance(basis.corners[i], basis.corners[j]), rel=1e-12)
+            assert basis.distances[i][j] == pytest.approx(flat, rel=1e-12)
+    point, other = (3.7, -5.1), (-20.0, 11.0)
+    far = distance(
+        *(
+            mix([{n: t.double() for n, t in c.items()} for c in basis.corners], basis.shares(*place))
+            for place in (point, other)
+        )
+    )
+    assert far == pytest.approx(math.dist(point, other), rel=1e-12)
+
+
+def test_the_places_of_the_corners_give_their_shares(basis):
+    for number, place in enumerate(basis.places):
+        assert basis.shares(*place) == pytest.approx(basis.corner(number), abs=1e-12)
+
+
+def test_the_middle_is_the_mean_within_a_bit_of_float32(basis):
+    middle = basis.weights((1 / 3, 1 / 3, 1 / 3))
+    x, y = (sum(place[axis] for place in basis.places) / 3 for axis in (0, 1))
+    assert basis.shares(x, y) == pytest.approx((1 / 3,) * 3)
+    for name in NAMES:
+        exact = sum(corner[name].double() for corner in basis.corners) / 3
+        assert torch.allclose(middle[name], exact.float(), rtol=2**-23, atol=0)
+
+
+def test_a_model_mixed_with_itself_stays_as_it_is():
+    model = make(3, scale=1e-3)
+    for share in (0.1, 1 / 3, 0.7, 1.3):
+        found = mix([model, model], (1.0 - share, share))
+        assert all(torch.equal(found[name], model[name]) for name in NAMES)
+
+
+def test_other_tensors_are_those_of_the_first_and_halves_stay_halves():
+    found = mix([make(4, dtype=torch.float16), make(5, dtype=torch.float16)], (0.5, 0.5))
+    assert int(found["count"]) == 4
+    assert found["w"].dtype == torch.float16
+
+
+def test_an_infinite_weight_does_not_spoil_the_other_corners():
+    broken = make(6)
+    broken["w"][0, 0] = math.inf
+    found = mix([make(7), broken], (1.0, 0.0))
+    assert torch.equal(found["w"], make(7)["w"])
+
+
+def test_a_flat_triangle_is_told_from_a_line():
+    first, second = make(0), make(1)
+    towards = mix([first, second], (0.4, 0.6))
+    with pytest.raises(ModelError, match=r"'a', 'b' and 'c' lie on one line .* give the two at its ends"):
+        span([first, second, towards], NAMES, "abc")
+    beyond = mix([first, second], (-1.0, 2.0))
+    with pytest.raises(ModelError, match="one line"):
+        span([first, second, beyond], NAMES, "abc")
+    aside = {**towards, "b": towards["b"] + 0.05 * make(2)["b"]}
+    height = span([first, second, aside], NAMES, "abc").places[2][1]
+    assert height == pytest.approx(0.05 * float(make(2)["b"].norm()), rel=0.05)
+
+
+def test_three_models_that_are_two_are_refused():
+    with pytest.raises(ModelError, match=r"'old' and 'copy' have the same weights.*give two models"):
+        span([make(0), make(1), make(0)], NAMES, ["old", "new", "copy"])
+
+
+# ---- the grid
+
+
+def test_the_grid_goes_around_the_corners_with_a_margin(basis):
+    grid = lay_grid(basis, 9, 0.25)
+    for axis, values in ((0, grid.x), (1, grid.y)):
+        low, high = (f(place[axis] for place in basis.places) for f in (min, max))
+        assert values[0] == pytest.approx(low - 0.25 * (high - low))
+        assert values[-1] == pytest.approx(high + 0.25 * (high - low))
+        assert len(values) == 9
+    assert len(grid) == 9 * 9 + 3
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 9, 10, 17, 20])
+def test_every_level_completes_a_finer_grid(basis, size):
+    grid = lay_grid(basis, size, 0.2)
+    assert grid.levels[0][:3] == grid.corners
+    known: set = set()
+    for level, (across, down) in zip(grid.levels, grid.axes, strict=True):
+        assert known.isdisjoint(point.shares for point in level), "nothing is scored twice"
+        known |= {point.shares for point in level}
+        places = {(point.x, point.y) for each in grid.levels for point in each if point.shares in known}
+        assert {(grid.x[i], grid.y[j]) for i in across for j in down} <= places
+    sizes = [len(across) for across, _ in grid.axes]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == size
+    assert min(4, size) <= sizes[0] < 8, "the first picture comes early"
+
+
+def test_a_line_has_its_ends_once_and_exactly():
+    line = span([make(0), make(1)], NAMES, "ab")
+    grid = lay_grid(line, 5, 0.0)
+    points = [point for level in grid.levels for point in level]
+    assert sorted(point.x for point in points) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [point.shares for point in points[:2]] == [(1.0, 0.0), (0.0, 1.0)]
+    wider = lay_grid(line, 4, 0.5)
+    assert sorted(point.x for level in wider.levels for point in level)[:3] == pytest.approx([-0.5, 0.0, 1 / 6])
+
+
+@pytest.mark.parametrize(("size", "margin"), [(1, 0.2), (9, -0.1), (9, 11.0), (9, math.nan)])
+def test_a_grid_that_cannot_be_is_refused(basis, size, margin):
+    with pytest.raises(RetargetError):
+        lay_grid(basis, size, margin)

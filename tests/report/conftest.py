@@ -1,0 +1,204 @@
+"""Documents as port.json has them, made up: small or large, whole or with parts missing, harmless or evil."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import PROGRAM, Page, browse
+from PIL import Image
+
+Document = dict[str, Any]
+
+EVIL = [
+    "<script>window.hacked = 1</script>",
+    "\"><img src=x onerror='window.hacked = 1'>",
+    "'); window.hacked = 1; ('",
+    "</svg></title></style><script>window.hacked = 1</script>",
+    "{{ 7 * 7 }} {% raise %}",
+    "$\\frac{1}{$ \x00\x07\x1b[31m \ud800",
+    "\u202e\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u2066abc",
+    "wide " + "W" * 4000,
+    "javascript:window.hacked=1",
+    "猫 🐈",
+]
+
+
+def _score(top1: float, classes: int, draw: random.Random, confusion: bool = False) -> Document:
+    rows = [[0] * classes for _ in range(classes)]
+    for true in range(classes):
+        for _ in range(30):
+            rows[true][true if draw.random() < top1 else draw.randrange(classes)] += 1
+    found = {
+        "top1": top1,
+        "top5": min(1.0, top1 + 0.2) if classes > 5 else None,
+        "loss": 1.5 - top1,
+        "images": 30 * classes,
+        "per_class": [row[true] / 30 for true, row in enumerate(rows)],
+    }
+    return found | ({"confusion": rows} if confusion else {})
+
+
+def _steps(tops: list[float], cosines: bool = True) -> list[Document]:
+    return [
+        {
+            "step": step,
+            "far": step / len(tops),
+            "top1": top1,
+            "loss": 2 - top1,
+            "objective": 3.0,
+            "sweeps": 3,
+            "moved": 0.9 if cosines else 0.0,
+            "seconds": {"gradients": 1.25, "matching": 0.5},
+            "objectives": [2.0, 2.5, 3.0] if cosines else [],
+            "cosines": {"before": 0.02, "unseen": None if step == 1 else 0.2, "after": 0.4} if cosines else None,
+        }
+        for step, top1 in enumerate(tops, start=1)
+    ]
+
+
+def make_document(
+    classes: int = 4, names: list[str] | None = None, groups: int = 11, steps: int = 5, **changes: Any
+) -> Document:
+    """What port.json of a port with all that there is says; `changes` replaces parts of it."""
+    draw = random.Random(0)
+    labels = names or [f"class {number}" for number in range(classes)]
+    side = {
+        "architecture": "resnet18",
+        "revision": None,
+        "hashes": {"model.safetensors": "ab" * 32},
+        "dtype": "float32",
+    }
+    name = labels[0] if names else "layer"
+    document = {
+        "format": "hf-retarget/port/1",
+        "version": "0.1.0",
+        "verdict": "Worth it: 62.5% of 120 test images, +4.0 points (±1.5) against plain fine-tuning; go on.",
+        "best_step": steps - 1,
+        "validation": {"top1": 0.6, "loss": 1.0},
+        "test": {
+            "port": _score(0.6, classes, draw, confusion=True),
+            "finetuned": _score(0.7, classes, draw, confusion=True),
+            "control": _score(0.66, classes, draw, confusion=True),
+            "naive": _score(0.3, classes, draw),
+            "tuned": _score(0.8, classes, draw),
+            "base": _score(0.25, classes, draw),
+        },
+        "steps": _steps([0.3 + 0.3 * step / steps for step in range(1, steps)] + [0.5]),
+        "steps_planned": steps,
+        "naive_steps": _steps([0.25] * steps, cosines=False),
+        "naive_best_step": 1,
+        "oracle_steps": None,
+        "oracle_best_step": None,
+        "levels": {"tuned": 0.81, "base": 0.25},
+        "samples": {
+            "ours": "finetuned",
+            "theirs": "control",
+            "rule": "at random",
+            "counts": {"only ours": 20, "only theirs": 15, "neither": 30, "both": 55},
+            "images": [
+                {"number": n, "label": n % classes, "predictions": {"finetuned": 0, "control": 1}, "kind": kind}
+                for n, kind in enumerate(("only ours", "only theirs", "neither", "both") * 3)
+            ],
+        },
+        "gradients": {"port": 20, "control": 25},
+        "curves": {"finetuned": [[20, 0.6], [30, 0.68]], "control": [[0, 0.25], [10, 0.5], [25, 0.66]]},
+        "head": {"policy": "zero", "why": "the heads differ"},
+        "graph": {"groups": groups, "fingerprint": "cd" * 32, "check": {"verdict": "passed"}},
+        "permutation": {"moved": 0.9, "given": False},
+        "matching": {
+            "identity": 0.5,
+            "matched": 3.0,
+            "perfect": 10.0,
+            "groups": [
+                {"name": f"{name}{n}.conv", "neurons": 64, "moved": 0.9, "before": 0.01, "after": 0.3 + n / 1000}
+                for n in range(groups)
+            ],
+        },
+        "batchnorm": {
+            "layers": groups,
+            "batches": 2,
+            "statistics": {
+                f"{name}{n}.bn": {side: {"mean_norm": 1.0, "variance": 0.5 + n} for side in ("before", "after")}
+                for n in range(groups)
+            },
+        },
+        "inputs": {
+            "source": {"reference": "old", **side},
+            "tuned": {"reference": "/home/somebody/tuned", **side},
+            "target": {"reference": "timm/new@main", **side, "revision": "e" * 40},
+            "data": {
+                "name": "clothes",
+                "revision": None,
+                "fingerprint": "ef" * 32,
+                "images": {"train": 400, "validation": 50, "test": 30 * classes},
+                "classes": classes,
+                "labels": labels,
+            },
+        },
+        "recipe": {"port": {"batch_size": 32, "method": "fgmt", "bn_batches": 2}, "finetune": {"batch_size": 16}},
+        "device": {"type": "cpu", "precision": "no", "processes": 1},
+        "notes": ["a note"],
+        "seconds": {"loading": 2.0, "gradients": 10.0, "matching": 3.0},
+        "memory": {"loading": 10**8, "gradients": 10**9},
+        "peak_memory": 10**9,
+        "command": "hf-retarget port --steps 5",
+        "versions": {"hf-retarget": "0.1.0", "torch": "2.14"},
+    }
+    return document | changes
+
+
+def make_evil() -> Document:
+    """Every text that comes from somebody else is an attack."""
+    document = make_document(classes=len(EVIL), names=EVIL)
+    for place, side in enumerate(("source", "tuned", "target")):
+        document["inputs"][side]["reference"] = EVIL[place]
+        document["inputs"][side]["architecture"] = EVIL[place + 1]
+        document["inputs"][side]["hashes"] = {EVIL[3]: EVIL[0]}
+    document["inputs"]["data"]["name"] = EVIL[3]
+    document["recipe"]["name"] = EVIL[0]
+    return document | {"notes": EVIL, "command": EVIL[0], "verdict": f"Worth it: {EVIL[3]}", "version": EVIL[1]}
+
+
+def make_thumbnails(count: int = 12) -> dict[int, bytes]:
+    """Photographs are as hard to compress as this."""
+    pictures = {}
+    for number in range(count):
+        noise = random.Random(number).randbytes(112 * 112 * 3)
+        buffer = io.BytesIO()
+        Image.frombytes("RGB", (112, 112), noise).save(buffer, "JPEG", quality=80)
+        pictures[number] = buffer.getvalue()
+    return pictures
+
+
+@pytest.fixture
+def document() -> Document:
+    return make_document()
+
+
+@pytest.fixture(scope="session")
+def documents() -> Callable[..., Document]:
+    return make_document
+
+
+@pytest.fixture(scope="session")
+def evil() -> Document:
+    return make_evil()
+
+
+@pytest.fixture(scope="session")
+def thumbnails() -> dict[int, bytes]:
+    return make_thumbnails()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Page]]:
+    """A way to get empty pages of one real Chromium."""
+    if PROGRAM is None:
+        pytest.skip("there is no Chromium (Debian: apt install chromium)")
+    with browse(Path(tmp_path_factory.mktemp("chromium"))) as browser:
+        yield browser.page

@@ -1,0 +1,184 @@
+"""The report on made-up ports: complete, small, the same bytes again, harmless, honest about what is missing."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from hf_retarget.report import compose_report
+from hf_retarget.report.captions import caption_curve, caption_price
+from hf_retarget.report.classes import list_confusions
+from hf_retarget.report.curves import list_paid
+
+ALL = ["curve", "price", "gradients", "moved", "groups", "sweeps", "batchnorm", "classes", "confusion", "time"]
+GRAPH = '<svg xmlns="http://www.w3.org/2000/svg" class="graph"><title>graph</title></svg>'
+
+
+class Reader(HTMLParser):
+    """Every tag with its attributes, and all text but that of style and script."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("style", "script"):
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def whole(documents, thumbnails):
+    """The report of a port that has all there is."""
+    return compose_report(documents(), thumbnails, GRAPH)
+
+
+def names(report) -> list[str]:
+    return [chart.name for chart in report.charts]
+
+
+def test_the_page_has_it_all(whole, tmp_path):
+    report = whole
+    assert report.problems == ()
+    assert names(report) == [*ALL, "samples"]
+    page = Reader(report.html)
+    text = " ".join(page.text.split())
+    expected = ["Worth it", "+4.0 points (±1.5)", "best at step 4", "70.0%", "66.0%", "e" * 40, "ab" * 32, "torch 2.14"]
+    for words in (*expected, "hf-retarget port --steps 5", "a note", "class 3", "10.0 s", "1.0 GB"):
+        assert words in text, words
+    assert text.index("Worth it") < text.index("How good is it?")
+    assert "/home/somebody" not in report.html
+    pictures = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert len(pictures) == 12
+    assert all(each["src"].startswith("data:image/jpeg;base64,") and each["alt"] for each in pictures)
+    assert [attributes["aria-label"] for tag, attributes in page.tags if attributes.get("class") == "chart"]
+    report.save(tmp_path)
+    made = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert made == {f"{name}.{ending}" for name in names(report) for ending in ("png", "svg")} | {"graph.svg"}
+
+
+def test_it_needs_nothing_from_elsewhere(whole):
+    html = whole.html
+    for _, attributes in Reader(html).tags:
+        for key in ("src", "href", "xlink:href", "srcset", "action", "poster"):
+            assert attributes.get(key, "#").startswith(("#", "data:")), attributes
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+
+
+def test_ids_are_unique_and_links_lead_somewhere(whole):
+    tags = Reader(whole.html).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [attributes[key] for _, attributes in tags for key in ("href", "xlink:href") if key in attributes]
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+
+
+def test_the_same_port_gives_the_same_bytes(whole, document, thumbnails):
+    again = compose_report(document, thumbnails, GRAPH)
+    assert again.html == whole.html
+    assert [(each.svg, each.png) for each in again.charts] == [(each.svg, each.png) for each in whole.charts]
+
+
+def test_two_hundred_classes_take_less_than_two_megabytes(documents, thumbnails):
+    labels = [f"{n:03}. A species of bird with quite a long name, number {n}" for n in range(200)]
+    large = documents(classes=200, names=labels, groups=120, steps=40)
+    report = compose_report(large, thumbnails, GRAPH + " " * 400_000)
+    assert report.problems == ()
+    assert len(report.html.encode()) < 2_000_000
+    assert "Shown are the 15" in report.html
+    assert labels[117] in report.html, "all are in the table"
+
+
+def test_evil_names_do_no_harm(evil, thumbnails):
+    report = compose_report(evil, thumbnails, GRAPH)
+    assert report.problems == ()
+    page = Reader(report.html)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert all(not key.startswith("on") for _, attributes in page.tags for key in attributes)
+    assert all(tag != "img" or attributes["src"].startswith("data:") for tag, attributes in page.tags)
+    assert "49" not in page.text.partition("{{ 7 * 7 }}")[0][-20:]
+    assert "{{ 7 * 7 }}" in page.text
+    assert "<script>window.hacked = 1</script>" in page.text, "it is shown, as text"
+    assert "\x00" not in report.html
+    report.html.encode()  # no lone surrogates
+    for chart in report.charts:
+        ElementTree.fromstring(chart.svg)
+        ElementTree.fromstring(chart.inline)
+        assert "<script>" not in chart.inline
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"curves": {}, "matching": None, "seconds": {}}, {"price", "moved", "groups", "sweeps", "time"}),
+        (
+            {"samples": None, "batchnorm": {"layers": 0, "batches": 0, "statistics": {}}, "naive_steps": None}
+            | {"levels": {}, "memory": None, "peak_memory": None, "command": "", "notes": []},
+            {"samples", "batchnorm"},
+        ),
+    ],
+)
+def test_what_was_not_measured_is_left_out(changes, missing, documents, thumbnails):
+    report = compose_report(documents(**changes), thumbnails)
+    assert report.problems == ()
+    assert {*ALL, "samples"} - set(names(report)) == missing
+
+
+def test_a_port_alone(documents):
+    alone = documents(curves={}, naive_steps=None, levels={}, samples=None, gradients={"port": 0, "control": 0})
+    alone["test"] = {"port": alone["test"]["port"]}
+    alone["steps"] = alone["steps"][:1]
+    alone["best_step"] = 1
+    report = compose_report(alone)
+    assert report.problems == ()
+    assert "There is nothing to compare with." in report.html
+
+
+def test_a_picture_that_fails_is_named_and_nothing_else_is_lost(document):
+    document["batchnorm"]["statistics"]["broken"] = {"before": None, "after": None}
+    report = compose_report(document)
+    assert set(ALL) - set(names(report)) == {"batchnorm"}
+    assert [problem.partition(":")[0] for problem in report.problems] == ["batchnorm"]
+    assert "could not be drawn" in report.html
+    assert "TypeError" in report.html
+
+
+def test_the_price_counts_images(document):
+    paid = list_paid(document)
+    assert [spent for spent, _ in paid["port"]] == [128, 256, 384, 512, 640], "20 minibatches of 32 in 5 steps"
+    assert [spent for spent, _ in paid["finetuned"]] == [640, 640 + 10 * 16]
+    assert [spent for spent, _ in paid["control"]] == [0, 320, 800]
+    document["recipe"]["port"]["method"] = "gmt"
+    assert [spent for spent, _ in list_paid(document)["port"]] == pytest.approx(
+        [640 * n / 15 for n in (1, 3, 6, 10, 15)]
+    )
+
+
+def test_captions_say_whether_it_is_good(document):
+    assert "the matching does the work" in caption_curve(document)
+    assert "falls to 50.0%" in caption_curve(document)
+    assert "ends at 68.0%" in caption_price(document)
+    for each in document["naive_steps"]:
+        each["top1"] = 0.6
+    assert "the matching does little" in caption_curve(document)
+
+
+def test_the_most_frequent_mistakes_come_first(document):
+    document["test"]["finetuned"]["confusion"] = [[5, 1, 0, 0], [4, 2, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0]]
+    assert list_confusions(document, most=2) == [
+        ("class 1", "class 0", 4, 4 / 6),
+        ("class 3", "class 1", 3, 1.0),
+    ]
