@@ -48,10 +48,21 @@ def fetch_model(
                 f"'{repository}' has no {CONFIG}, so it says not what model it is; say --arch for a local copy"
             )
         commit = _commit(found)
-        for name in find_library(read_config(found)).companions:
-            _download(repository, name, commit or revision, token)
+        _fetch_companions(repository, found, commit or revision, token)
     weights = _fetch_weights(repository, commit or revision, allow_pickle, token)
     return _snapshot(weights), _commit(weights)
+
+
+def _fetch_companions(repository: str, config: Path, revision: str | None, token: str | None) -> list[Path]:
+    """The other files that say something about a model; the cache remembers which of them a commit does not have."""
+    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
+
+    names = [
+        name
+        for name in find_library(read_config(config)).companions
+        if try_to_load_from_cache(repository, name, revision=revision) is not _CACHED_NO_EXIST
+    ]
+    return [found for name in names if (found := _download(repository, name, revision, token)) is not None]
 
 
 def _fetch_weights(repository: str, revision: str | None, allow_pickle: bool, token: str | None) -> Path:
@@ -168,9 +179,8 @@ def peek_model(
             raise ModelError(f"'{repository}' has no {CONFIG}, so it says not what model it is")
         commit = _commit(found)
         (place / CONFIG).symlink_to(found)
-        for name in find_library(read_config(found)).companions:
-            if companion := _download(repository, name, commit or revision, token):
-                (place / name).symlink_to(companion)
+        for companion in _fetch_companions(repository, found, commit or revision, token):
+            (place / companion.name).symlink_to(companion)
     asked = commit or revision
     if (single := _peek(repository, SAFE, asked, place, token)) is not None:
         return commit or single[0], single[1]

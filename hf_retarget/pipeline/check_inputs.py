@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_retarget.data.describe import DataFacts, describe_data
 from hf_retarget.data.labels import match_labels
-from hf_retarget.errors import DataError, ModelError, RetargetError, TraceError
+from hf_retarget.errors import DataError, ModelError, RetargetError
 from hf_retarget.heads import foresee_policy
 from hf_retarget.models import Checkpoint, Comparison, Difference, Peeked, compare, list_differences, peek_checkpoint
 from hf_retarget.pipeline.cost import Cost, estimate_cost
@@ -212,7 +212,7 @@ def _with_graph(
         size = choose_preprocess(tuned, recipe.data.image_size).input_size
         model: nn.Module = target.skeleton(tuned.num_classes)
         derived = derive_graph(model, size, verify=False)
-    except (TraceError, RetargetError) as error:
+    except RetargetError as error:
         return replace(found, problems=(*found.problems, str(error)))
     graph = derived.graph
     unknown = tuple(map(str, graph.unknown_operators))

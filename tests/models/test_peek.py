@@ -86,8 +86,14 @@ def test_transformers_on_the_hub(hub: Hub, tmp_path):
     processor = {"size": {"height": 16, "width": 16}, "image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(processor))
     hub.repository("ada/vit", {path.name: path for path in (tmp_path / "vit").iterdir()})
+    hub.repository("ada/bare", {name: tmp_path / "vit" / name for name in ("config.json", "model.safetensors")})
     code = """
+    import huggingface_hub.constants
     from hf_retarget.models import load_checkpoint, peek_checkpoint
+    bare = load_checkpoint("ada/bare").config
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    assert load_checkpoint("ada/bare").config == peek_checkpoint("ada/bare").checkpoint.config == bare
+    huggingface_hub.constants.HF_HUB_OFFLINE = False
     peeked = peek_checkpoint("ada/vit")
     loaded = load_checkpoint("ada/vit@main")
     shapes = [{name: list(each.shape) for name, each in side.weights.items()} for side in (peeked.checkpoint, loaded)]
