@@ -54,7 +54,8 @@ class TransformersLibrary:
         """What config.json and preprocessor_config.json say."""
         if arch is not None:
             raise ModelError(f"'{where}' holds a transformers model, which says what it is; leave out --arch")
-        kind, name = raw.get("model_type"), next(iter(raw.get("architectures") or ()), None)
+        named = raw.get("architectures")
+        kind, name = raw.get("model_type"), named[0] if isinstance(named, list) and named else None
         transformers = _import(where, kind or name)
         names = _classifiers(str(kind))
         if not names:
