@@ -35,9 +35,12 @@ if TYPE_CHECKING:
     from hf_retarget.graph.trace import trace
     from hf_retarget.matching.descent import Match
     from hf_retarget.matching.methods import match
+    from hf_retarget.pipeline.check_inputs import InputCheck, check_inputs
+    from hf_retarget.pipeline.jobs import PortJob
     from hf_retarget.pipeline.plane import plane
     from hf_retarget.pipeline.plane_result import PlaneResult
     from hf_retarget.pipeline.port import port
+    from hf_retarget.pipeline.port_all import PortedAll, port_all
     from hf_retarget.pipeline.result import PortResult
     from hf_retarget.recipe import Recipe, load_recipe
 
@@ -47,10 +50,13 @@ _LAZY = {
     **dict.fromkeys(
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
+    **dict.fromkeys(("InputCheck", "check_inputs"), "hf_retarget.pipeline.check_inputs"),
     **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.compare.groups"),
     "Match": "hf_retarget.matching.descent",
     "PlaneResult": "hf_retarget.pipeline.plane_result",
+    "PortJob": "hf_retarget.pipeline.jobs",
     "PortResult": "hf_retarget.pipeline.result",
+    **dict.fromkeys(("PortedAll", "port_all"), "hf_retarget.pipeline.port_all"),
     "TrajectoryRecorder": "hf_retarget.finetune.recorder",
     **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
     "match": "hf_retarget.matching.methods",
@@ -75,6 +81,7 @@ __all__ = [
     "DataError",
     "GraphMismatchError",
     "Group",
+    "InputCheck",
     "Match",
     "MatchError",
     "ModelError",
@@ -85,7 +92,9 @@ __all__ = [
     "PlaneResult",
     "PortComparison",
     "PortError",
+    "PortJob",
     "PortResult",
+    "PortedAll",
     "PublishError",
     "Recipe",
     "RecipeError",
@@ -96,10 +105,12 @@ __all__ = [
     "TrajectoryRecorder",
     "UnknownOperator",
     "check",
+    "check_inputs",
     "compare_ports",
     "load_recipe",
     "match",
     "plane",
     "port",
+    "port_all",
     "trace",
 ]

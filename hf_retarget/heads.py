@@ -71,6 +71,22 @@ def fit_heads(
     return Heads(_exchange(source, tuned, head), _exchange(target, tuned, head), policy, why)
 
 
+def foresee_policy(
+    source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str], labels_agree: bool | None = None
+) -> tuple[str | None, str]:
+    """What `auto` will come to, as far as shapes tell, and why; None if the weights decide.
+
+    Example:
+        >>> base, tuned = {"fc": torch.ones(5, 2, device="meta")}, {"fc": torch.ones(3, 2, device="meta")}
+        >>> foresee_policy(base, tuned, base, ["fc"])[0]
+        'zero'
+    """
+    _check("auto", names, tuned)
+    if (found := _choose_by_shape(source, tuned, target, names, labels_agree)) is not None:
+        return found
+    return None, "the heads have one size: 'own' if the tuned head is close to the source's, else 'zero'"
+
+
 def _check(policy: str, names: Sequence[str], tuned: Tensors) -> None:
     if policy not in POLICIES:
         near = difflib.get_close_matches(policy, POLICIES, n=1)
@@ -85,14 +101,20 @@ def _check(policy: str, names: Sequence[str], tuned: Tensors) -> None:
 def _choose(
     source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str], labels_agree: bool | None
 ) -> tuple[str, str]:
-    if differing := _differing(source, tuned, target, names):
-        return "zero", f"the heads differ in size: {differing}"
-    if labels_agree is False:
-        return "zero", "the heads have one size, but their labels differ"
+    if (found := _choose_by_shape(source, tuned, target, names, labels_agree)) is not None:
+        return found
     cosine = _cosine(source, tuned, names)
     if cosine > ALONG:
         return "own", f"the heads have one size, and the tuned head is close to the source's (cosine {cosine:.2f})"
     return "zero", f"the heads have one size, but the tuned head is not the source's (cosine {cosine:.2f})"
+
+
+def _choose_by_shape(
+    source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str], labels_agree: bool | None
+) -> tuple[str, str] | None:
+    if differing := _differing(source, tuned, target, names):
+        return "zero", f"the heads differ in size: {differing}"
+    return ("zero", "the heads have one size, but their labels differ") if labels_agree is False else None
 
 
 def _differing(source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hf_retarget import __version__
+from hf_retarget.cli.check import check
 from hf_retarget.cli.compare import compare
 from hf_retarget.cli.demo import demo
 from hf_retarget.cli.evaluate import evaluate
@@ -19,6 +20,7 @@ from hf_retarget.cli.inspect import inspect
 from hf_retarget.cli.options import DEBUG
 from hf_retarget.cli.plane import plane
 from hf_retarget.cli.port import port
+from hf_retarget.cli.port_all import port_all
 from hf_retarget.cli.push import push
 from hf_retarget.cli.recipes import recipes
 from hf_retarget.errors import RetargetError
@@ -48,5 +50,5 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
-for command in (port, finetune, evaluate, compare, plane, inspect, push, recipes, demo):
+for command in (port, port_all, check, finetune, evaluate, compare, plane, inspect, push, recipes, demo):
     main.add_command(command)

@@ -12,7 +12,7 @@ import click
 from hf_retarget import __version__
 from hf_retarget.cli.inspect import write
 from hf_retarget.cli.options import debug_option
-from hf_retarget.cli.port import _print_table as print_table
+from hf_retarget.cli.port import print_table
 
 _EXAMPLE = """\b
 Examples:

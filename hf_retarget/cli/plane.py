@@ -11,8 +11,7 @@ import click
 
 from hf_retarget.cli.evaluate import SPLITS
 from hf_retarget.cli.options import debug_option, model_options, resumable, run_options
-from hf_retarget.cli.port import _print_table as print_table
-from hf_retarget.cli.port import describe_command
+from hf_retarget.cli.port import describe_command, print_table
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 

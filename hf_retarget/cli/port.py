@@ -159,7 +159,7 @@ def print_scores(figures: dict[str, Any]) -> None:
         (words, _percent(each["top1"]), *((_percent(each["top5"]),) if five else ()), _number(each["loss"]))
         for words, each in describe_rows(figures)
     ]
-    _print_table(columns, rows)
+    print_table(columns, rows)
 
 
 def _percent(value: float | None) -> str:
@@ -170,7 +170,8 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _print_table(columns: Row, rows: list[Row]) -> None:
+def print_table(columns: Row, rows: list[Row]) -> None:
+    """Print rows of a name and figures: with lines on a terminal, plainly elsewhere."""
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console

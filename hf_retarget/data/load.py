@@ -104,12 +104,26 @@ def open_source(
         if found := sorted(Path(each) for each in glob.glob(str(path), recursive=True)):
             return tables.open_files(found, text, options)
         raise DataError(f"no file matches '{text}'")
-    if text and text.count("/") <= 1 and not text.startswith((".", "/", "~")) and path.suffix not in tables.KINDS:
+    if is_on_hub(text):
         return _open_hub(text, options, token)
     raise DataError(
         f"there is no data at '{text}'; give an embedded name ({', '.join(EMBEDDED)}), a Hub id such as "
         "'uoft-cs/cifar10', an image folder, or parquet or arrow files"
     )
+
+
+def is_on_hub(reference: Any) -> bool:
+    """Whether a reference means a dataset of the Hub, and nothing that is here.
+
+    Example:
+        >>> is_on_hub("uoft-cs/cifar10"), is_on_hub("fashion-mnist"), is_on_hub("./photos")
+        (True, False, False)
+    """
+    if not isinstance(reference, str) or not reference or reference in EMBEDDED or glob.has_magic(reference):
+        return False
+    path = Path(reference).expanduser()
+    named = reference.count("/") <= 1 and not reference.startswith((".", "/", "~")) and path.suffix not in tables.KINDS
+    return named and not path.exists()
 
 
 def _open_hub(name: str, options: DataOptions, token: str | None) -> Source:

@@ -33,9 +33,8 @@ def open_hub(reference: str, options: DataOptions, token: str | None = None) -> 
     name, _, revision = reference.partition("@")
     asked = revision or options.revision
     load = partial(load_dataset, name, name=options.config, revision=asked, token=token)
-    tables = _splits_of(
-        _try(partial(_ask_hub, load, name), f"dataset '{name}' cannot be loaded from the Hub", bars=sys.stderr.isatty())
-    )
+    failure = f"dataset '{name}' cannot be loaded from the Hub"
+    tables = _splits_of(try_loading(partial(_ask_hub, load, name), failure, bars=sys.stderr.isatty()))
     return open_tables(name, tables, options, revision=_commit(tables) or asked)
 
 
@@ -52,7 +51,7 @@ def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source
     if kinds or kind is None:
         raise DataError(f"'{name}' is not all parquet or all arrow files; choose files of one kind")
     load = partial(load_dataset, kind, data_files=[str(path.resolve()) for path in paths])
-    return open_tables(name, _splits_of(_try(load, f"'{name}' cannot be read")), options)
+    return open_tables(name, _splits_of(try_loading(load, f"'{name}' cannot be read")), options)
 
 
 def open_table_folder(folder: Path, options: DataOptions) -> Source:
@@ -70,7 +69,7 @@ def open_table_folder(folder: Path, options: DataOptions) -> Source:
     if not saved and not (folder / "README.md").exists() and len(several := _datasets_in(folder)) > 1:
         raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, several[:5]))}; give one of them")
     load = partial(load_from_disk, place) if saved else partial(load_dataset, place, name=options.config)
-    return open_tables(folder.name, _splits_of(_try(load, f"'{folder}' cannot be read")), options)
+    return open_tables(folder.name, _splits_of(try_loading(load, f"'{folder}' cannot be read")), options)
 
 
 def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
@@ -108,15 +107,27 @@ def open_rows(table: Any, options: DataOptions) -> TableRows:
     import datasets
 
     table = table.with_format(None)
-    features = table.features
+    image, label = find_columns(table.features, options)
+    names = tuple(table.features[label].names) if isinstance(table.features[label], datasets.ClassLabel) else None
+    return TableRows(table.cast_column(image, datasets.Image(decode=False)), image, label, names)
+
+
+def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str]:
+    """The columns of images and of labels: those asked for, the only likely ones, or those with a usual name.
+
+    Example:
+        >>> find_columns({"picture": Image(), "breed": ClassLabel(2)}, DataOptions())      # doctest: +SKIP
+        ('picture', 'breed')
+    """
+    import datasets
+
     typed = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     raw = [name for name, feature in features.items() if _could_be_images(feature)]
     image = _pick("image", options.image_column, list(features), [*typed, *raw], typed or raw, IMAGE_COLUMNS)
     named = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
     plain = [name for name, feature in features.items() if _could_be_labels(feature) and name != image]
     label = _pick("label", options.label_column, list(features), [*named, *plain], named or plain, LABEL_COLUMNS)
-    names = tuple(features[label].names) if label in named else None
-    return TableRows(table.cast_column(image, datasets.Image(decode=False)), image, label, names)
+    return image, label
 
 
 def _pick(
@@ -201,7 +212,14 @@ def _ask_hub(load: Callable[[], Any], name: str) -> Any:
         raise
 
 
-def _try(load: Callable[[], Any], failure: str, *, bars: bool = False) -> Any:
+def try_loading(load: Callable[[], Any], failure: str, *, bars: bool = False) -> Any:
+    """What `load` returns; whatever it raises becomes a DataError that begins with `failure`.
+
+    Example:
+        >>> try_loading(lambda: 1 / 0, "no data")
+        Traceback (most recent call last):
+        hf_retarget.errors.DataError: no data: division by zero
+    """
     try:
         with _bars(bars):
             return load()

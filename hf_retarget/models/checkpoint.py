@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_retarget.models.build import seeded, sized_model
+from hf_retarget.models.build import seeded
 from hf_retarget.models.classifier import resize_classifier
+from hf_retarget.models.config import Description
+from hf_retarget.models.library import LIBRARIES
+from hf_retarget.models.tensors import fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +31,15 @@ class Checkpoint:
     reference: str
     """As the user gave it."""
     architecture: str
-    """A timm architecture without tag, `module:factory`, or the class name of a model given from Python."""
+    """A timm architecture without tag, `module:factory`, a class of transformers, or the class name of a model given
+    from Python."""
     options: Mapping[str, Any]
     """Constructor arguments, without `num_classes`."""
     num_classes: int
     labels: tuple[str, ...] | None
     """Label names in the order of the classifier, if they are known."""
     config: Mapping[str, Any] = field(repr=False)
-    """timm's configuration: input_size, mean, std, interpolation, crop_pct, classifier, license …"""
+    """Configuration in timm's words: input_size, mean, std, interpolation, crop_pct, classifier, license …"""
     weights: dict[str, Tensor] = field(repr=False)
     """The whole state dict, in the dtypes it is stored in."""
     dtype: torch.dtype
@@ -49,6 +52,8 @@ class Checkpoint:
     """From the names of the files that were read to their sha256."""
     module: nn.Module | None = field(default=None, repr=False)
     """The model itself, if it was given from Python and can only be copied."""
+    library: str = "timm"
+    """Whose format it is read and saved in: a key of `LIBRARIES`."""
 
     def build(self, num_classes: int | None = None, *, seed: int = 0) -> nn.Module:
         """The model in float32 on the CPU, in evaluation mode, with these weights.
@@ -70,32 +75,12 @@ class Checkpoint:
         """The weights as they are computed with: half precision is only a way to store them."""
         return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in self.weights.items()}
 
+    def describe(self, num_classes: int, labels: tuple[str, ...] | None = None) -> Description:
+        """All that is known of the model besides its weights, for so many classes."""
+        return Description(self.architecture, self.options, num_classes, labels, self.config, self.library)
+
     def _make(self, num_classes: int, seed: int, *, empty: bool) -> nn.Module:
         if self.module is None:
-            return sized_model(self.architecture, num_classes, self.options, self.config, empty=empty, seed=seed)
+            return LIBRARIES[self.library].build(self.describe(num_classes), empty=empty, seed=seed)
         with seeded(seed):
             return resize_classifier(copy.deepcopy(self.module).cpu(), num_classes)
-
-
-def fits(tensor: Tensor, place: Tensor | None) -> bool:
-    """Whether a tensor has the shape of the place it is meant for.
-
-    Example:
-        >>> fits(torch.zeros(2), torch.zeros(3)), fits(torch.zeros(2), None)
-        (False, False)
-    """
-    return place is not None and place.shape == tensor.shape
-
-
-def most_common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """The dtype that most of the floating-point numbers have.
-
-    Example:
-        >>> most_common_dtype({"w": torch.zeros(9, dtype=torch.float16), "b": torch.zeros(3)})
-        torch.float16
-    """
-    numbers: Counter[torch.dtype] = Counter()
-    for tensor in weights.values():
-        if tensor.is_floating_point():
-            numbers[tensor.dtype] += tensor.numel()
-    return numbers.most_common(1)[0][0] if numbers else torch.float32

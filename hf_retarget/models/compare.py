@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models.checkpoint import Checkpoint, fits
+from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.classifier import classifier_names, configured_modules, under
 from hf_retarget.models.fit import describe_differences
+from hf_retarget.models.tensors import fits
 
 _NORMALISATION = ("mean", "std")
 
@@ -26,6 +27,18 @@ class Comparison:
     """Whether all three classifiers are known to have the same labels in the same order; None if not all are known."""
     notes: tuple[str, ...] = ()
     """Differences that do not prevent a port, but that somebody should know of."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that is not the same on all three sides: its shape on each, None where it is absent."""
+
+    name: str
+    source: tuple[int, ...] | None
+    tuned: tuple[int, ...] | None
+    target: tuple[int, ...] | None
+    head: bool
+    """Whether it belongs to the classifier, which may differ."""
 
 
 def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Comparison:
@@ -46,6 +59,21 @@ def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Compar
     for other, side in ((source, "source"), (target, "target")):
         _same_architecture(tuned, other, side, head)
     return Comparison(head, _labels_agree(source, tuned, target), tuple(_notes(source, tuned, target)))
+
+
+def list_differences(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> tuple[Difference, ...]:
+    """Every tensor whose name or shape differs between the three, those of the classifier included.
+
+    Example:
+        >>> list_differences(old, tuned, new)[0]      # doctest: +SKIP
+        Difference(name='fc.weight', source=(1000, 512), tuned=(200, 512), target=(1000, 512), head=True)
+    """
+    sides = [{name: tuple(each.shape) for name, each in side.weights.items()} for side in (source, tuned, target)]
+    head = set(head_names(tuned, source, target))
+    names = list(dict.fromkeys(name for side in (sides[1], sides[0], sides[2]) for name in side))
+    old, own, new = sides
+    found = [Difference(name, old.get(name), own.get(name), new.get(name), name in head) for name in names]
+    return tuple(each for each in found if not each.source == each.tuned == each.target)
 
 
 def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
@@ -146,7 +174,7 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in options.items()
-        if not name.endswith(("drop_rate", "drop_path", "drop_path_rate", "dropout"))
+        if not name.endswith(("drop_rate", "drop_path", "drop_path_rate", "dropout", "dropout_prob"))
     }
 
 

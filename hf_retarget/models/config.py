@@ -30,6 +30,7 @@ class Description:
     num_classes: int | None
     labels: tuple[str, ...] | None
     config: Mapping[str, Any]
+    library: str = "timm"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def describe_config(raw: Mapping[str, Any], where: str, arch: str | None = None)
     classes = raw.get("num_classes", nested.get("num_classes", classes))
     if classes is not None and (not isinstance(classes, int) or classes < 0):
         raise ModelError(f"config.json in '{where}' has num_classes {classes!r}; it must be a whole number")
-    labels = _labels(raw) or _labels(nested)
+    labels = read_labels(raw) or read_labels(nested)
     config = {name: _frozen(value) for name, value in nested.items() if name not in _LABELS}
     return Description(arch or raw["architecture"], options, classes, labels, _with_input(config, options))
 
@@ -85,7 +86,7 @@ def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: 
 
     known = timm.get_pretrained_cfg(name)
     config = known.to_dict() if known else {}
-    labels = _labels(config) if pretrained else None
+    labels = read_labels(config) if pretrained else None
     dropped = _LABELS if pretrained else (*_LABELS, *_ABOUT_WEIGHTS)
     kept = {key: value for key, value in known_to_timm(config).items() if key not in dropped}
     classes = config.get("num_classes") if pretrained else None
@@ -131,15 +132,9 @@ def compose_config(description: Description, model: nn.Module) -> dict[str, Any]
 
 
 def _check_format(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse what is not timm's; other formats get their readers here."""
+    """Refuse what names no architecture, or code of its own."""
     architecture = raw.get("architecture")
     if not isinstance(architecture, str):
-        if "model_type" in raw or "architectures" in raw:
-            kind = raw.get("model_type") or raw["architectures"]
-            raise ModelError(
-                f"'{where}' holds a transformers model ({kind!r}), and only timm's models are read from folders; "
-                "load it with transformers and pass the torch.nn.Module to hf_retarget.port"
-            )
         raise ModelError(f"config.json in '{where}' names no architecture; say which with --arch")
     if is_factory(architecture):
         # A configuration from somebody else must not decide which code is imported and called.
@@ -149,8 +144,13 @@ def _check_format(raw: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Label names, as a list or by number; none if a number is missing or transformers made them up."""
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Label names, as a list or by number; none if a number is missing or transformers made them up.
+
+    Example:
+        >>> read_labels({"id2label": {"1": "dog", "0": "cat"}}), read_labels({"id2label": {"0": "LABEL_0"}})
+        (('cat', 'dog'), None)
+    """
     names = config.get("label_names") or config.get("labels") or config.get("id2label")
     if isinstance(names, dict):
         try:

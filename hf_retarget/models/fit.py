@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_retarget.errors import ModelError
 from hf_retarget.models.build import known_to_timm, seeded
-from hf_retarget.models.checkpoint import fits, most_common_dtype
+from hf_retarget.models.tensors import fits, most_common_dtype
 
 _PREFIXES = ("module.", "_orig_mod.", "timm_model.", "model.")
 """What DistributedDataParallel, torch.compile, transformers and Lightning put before every name."""

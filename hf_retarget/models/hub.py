@@ -8,7 +8,9 @@ from pathlib import Path
 
 from hf_retarget.errors import ModelError
 from hf_retarget.hub import GaveUp, ask, explained
-from hf_retarget.models.config import CONFIG
+from hf_retarget.models.config import CONFIG, read_config
+from hf_retarget.models.header import write_hollow
+from hf_retarget.models.library import find_library
 from hf_retarget.models.read import INDEX, PICKLE, SAFE, pickle_only, shard_names
 
 _OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}
@@ -43,10 +45,25 @@ def fetch_model(
     if config:
         found = _download(repository, CONFIG, revision, token)
         if found is None:
-            raise ModelError(f"'{repository}' has no {CONFIG}, so it is no model of timm; say --arch for a local copy")
+            raise ModelError(
+                f"'{repository}' has no {CONFIG}, so it says not what model it is; say --arch for a local copy"
+            )
         commit = _commit(found)
+        _fetch_companions(repository, found, commit or revision, token)
     weights = _fetch_weights(repository, commit or revision, allow_pickle, token)
     return _snapshot(weights), _commit(weights)
+
+
+def _fetch_companions(repository: str, config: Path, revision: str | None, token: str | None) -> list[Path]:
+    """The other files that say something about a model; the cache remembers which of them a commit does not have."""
+    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
+
+    names = [
+        name
+        for name in find_library(read_config(config)).companions
+        if try_to_load_from_cache(repository, name, revision=revision) is not _CACHED_NO_EXIST
+    ]
+    return [found for name in names if (found := _download(repository, name, revision, token)) is not None]
 
 
 def _fetch_weights(repository: str, revision: str | None, allow_pickle: bool, token: str | None) -> Path:
@@ -163,3 +180,83 @@ def _snapshot(path: Path) -> Path:
 def _commit(path: Path) -> str | None:
     folder = _snapshot(path)
     return folder.name if folder.parent.name == "snapshots" else None
+
+
+def peek_model(
+    repository: str,
+    revision: str | None = None,
+    *,
+    config: bool = True,
+    allow_pickle: bool = False,
+    place: Path,
+    token: str | None,
+) -> tuple[str | None, int]:
+    """Put into a folder what a model on the Hub is, but for the numbers; its commit, and how many bytes those are.
+
+    Of the weights, only the headers come over the line; what is in the cache comes from there, and counts nothing.
+
+    Example:
+        >>> peek_model("timm/resnet18.a1_in1k", place=Path("resnet18"), token=None)      # doctest: +SKIP
+        ('491b427b…', 46807446)
+    """
+    commit = None
+    if config:
+        found = _download(repository, CONFIG, revision, token)
+        if found is None:
+            raise ModelError(f"'{repository}' has no {CONFIG}, so it says not what model it is")
+        commit = _commit(found)
+        (place / CONFIG).symlink_to(found)
+        for companion in _fetch_companions(repository, found, commit or revision, token):
+            (place / companion.name).symlink_to(companion)
+    asked = commit or revision
+    if (single := _peek(repository, SAFE, asked, place, token)) is not None:
+        return commit or single[0], single[1]
+    if index := _download(repository, INDEX, asked, token):
+        (place / INDEX).symlink_to(index)
+        shards = {name: _peek(repository, name, _commit(index) or asked, place, token) for name in shard_names(index)}
+        if absent := next((name for name, shard in shards.items() if shard is None), None):
+            raise ModelError(f"'{repository}' lacks '{absent}', which its {INDEX} names")
+        return _commit(index), sum(shard[1] for shard in shards.values() if shard)
+    if _is_there(repository, PICKLE, asked, token):
+        unknown = f"of a pickle, nothing is known before the download: hf download {repository}, and check the folder"
+        raise ModelError(f"'{repository}': {unknown}" if allow_pickle else pickle_only(repository, PICKLE))
+    raise ModelError(f"'{repository}' has no {SAFE}; give a repository with weights")
+
+
+def _peek(
+    repository: str, name: str, revision: str | None, place: Path, token: str | None
+) -> tuple[str | None, int] | None:
+    """Put a weights file without its numbers into a folder; its commit, and the bytes of a download."""
+    from huggingface_hub import (
+        constants,
+        get_hf_file_metadata,
+        hf_hub_url,
+        parse_safetensors_file_metadata,
+        try_to_load_from_cache,
+    )
+    from huggingface_hub.errors import RemoteEntryNotFoundError, SafetensorsParsingError
+
+    cached = try_to_load_from_cache(repository, name, revision=revision)
+    if isinstance(cached, str):
+        (place / name).symlink_to(cached)
+        return _commit(Path(cached)), 0
+    if constants.HF_HUB_OFFLINE:
+        if _cached(repository, revision, *_OTHER_FORMS.get(name, ())):
+            return None  # the cache has the weights in another form
+        raise ModelError(
+            f"'{name}' of '{repository}' is not in the cache, and the Hub is not asked (HF_HUB_OFFLINE is set); "
+            "check while there is a connection"
+        )
+    with _explained(repository, revision):
+        try:
+            about = ask(lambda: get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), token=token))
+            header = ask(lambda: parse_safetensors_file_metadata(repository, name, revision=revision, token=token))
+        except RemoteEntryNotFoundError:
+            return None
+        except SafetensorsParsingError as error:
+            raise ModelError(f"'{name}' of '{repository}' has a damaged header: {error}") from error
+    end, size = max((each.data_offsets[1] for each in header.tensors.values()), default=0), about.size or 0
+    if end > size:
+        raise ModelError(f"'{name}' of '{repository}' is cut off: it has {size:,} bytes, its header speaks of {end:,}")
+    write_hollow(place / name, header.tensors)
+    return about.commit_hash, size

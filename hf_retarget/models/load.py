@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models.build import is_factory, is_timm, near_timm_names, sized_model
-from hf_retarget.models.checkpoint import Checkpoint, most_common_dtype
-from hf_retarget.models.classifier import classifier_names, count_classes
-from hf_retarget.models.config import (
-    CONFIG,
-    Description,
-    describe_architecture,
-    describe_config,
-    describe_module,
-    read_config,
-)
-from hf_retarget.models.fit import convert_with_timm, fit_weights, strip_prefixes
+from hf_retarget.models.build import is_factory, is_timm, near_timm_names
+from hf_retarget.models.checkpoint import Checkpoint
+from hf_retarget.models.config import CONFIG, Description, describe_architecture, describe_module, read_config
+from hf_retarget.models.fit import fit_weights, strip_prefixes
 from hf_retarget.models.hub import fetch_card, fetch_model, read_licence, split_revision
+from hf_retarget.models.library import LIBRARIES, find_library
 from hf_retarget.models.read import SUFFIXES, hash_file, hash_tensors, read_weights, weight_files
+from hf_retarget.models.sizes import infer_sizes
+from hf_retarget.models.tensors import most_common_dtype
+
+
+class Access(Protocol):
+    """How weights get here: whole, or, for somebody who only wants to know, without their numbers."""
+
+    def fetch(
+        self, repository: str, revision: str | None, *, config: bool, allow_pickle: bool, token: str | None
+    ) -> tuple[Path, str | None]:
+        """What is needed of a model on the Hub: the folder it is in, and its commit."""
+
+    def read(self, files: Iterable[Path], *, allow_pickle: bool) -> dict[str, Tensor]:
+        """All tensors of some files."""
+
+    def hash(self, files: Iterable[Path]) -> dict[str, str]:
+        """From the names of the files to their sha256, if they are whole."""
+
+
+class Whole:
+    """Weights with all their numbers."""
+
+    def fetch(
+        self, repository: str, revision: str | None, *, config: bool, allow_pickle: bool, token: str | None
+    ) -> tuple[Path, str | None]:
+        """Download all files, or find them in the cache."""
+        return fetch_model(repository, revision, config=config, allow_pickle=allow_pickle, token=token)
+
+    def read(self, files: Iterable[Path], *, allow_pickle: bool) -> dict[str, Tensor]:
+        """Read all numbers."""
+        return read_weights(files, allow_pickle=allow_pickle)
+
+    def hash(self, files: Iterable[Path]) -> dict[str, str]:
+        """Read all bytes."""
+        return {path.name: hash_file(path) for path in files}
 
 
 @dataclass(frozen=True)
@@ -35,7 +63,7 @@ class _Stored:
     files: list[Path]
     advice: str
     convert: bool
-    """Whether timm may rename and resize the tensors, as it does itself for what it saved or published."""
+    """Whether the library may rename and resize the tensors, as it does itself for what it saved or published."""
     revision: str | None = None
     hub_id: str | None = None
 
@@ -48,11 +76,13 @@ def load_checkpoint(
     options: Mapping[str, Any] | None = None,
     allow_pickle: bool = False,
     token: str | None = None,
+    access: Access | None = None,
 ) -> Checkpoint:
     """Load one side of a port, and check that its weights fit its architecture.
 
     A file needs `arch`, a timm name or `module:factory` (with its constructor arguments in `options`); for a folder
-    or a Hub id it overrules config.json. An existing file or folder goes before a name.
+    or a Hub id it overrules config.json. An existing file or folder goes before a name. `access` says how weights get
+    here: whole, unless `peek_checkpoint` wants their shapes only.
 
     Example:
         >>> load_checkpoint("resnet18.a1_in1k").revision                          # doctest: +SKIP
@@ -62,6 +92,7 @@ def load_checkpoint(
     """
     if isinstance(reference, nn.Module):
         return _from_module(reference, num_classes)
+    access = access or Whole()
     text = str(reference)
     path = Path(text.removeprefix("local-dir:")).expanduser()
     if path.is_dir():
@@ -71,10 +102,10 @@ def load_checkpoint(
     elif _looks_like_a_path(text):
         raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
     elif "/" in text or text.startswith(("hf-hub:", "hf_hub:")):
-        stored = _on_hub(text, arch, options, allow_pickle, token)
+        stored = _on_hub(text, arch, options, allow_pickle, token, access)
     else:
-        stored = _in_timm(text, allow_pickle, token)
-    return _assemble(text, stored, num_classes, allow_pickle)
+        stored = _in_timm(text, allow_pickle, token, access)
+    return _assemble(text, stored, num_classes, allow_pickle, access)
 
 
 def _in_folder(
@@ -83,7 +114,8 @@ def _in_folder(
     if not any(folder.iterdir()):
         raise ModelError(f"the folder '{where}' is empty; a model is a folder with {CONFIG} and model.safetensors")
     if (folder / CONFIG).is_file():
-        description = describe_config(read_config(folder / CONFIG), where, arch)
+        raw = read_config(folder / CONFIG)
+        description = find_library(raw).describe(raw, folder, where, arch)
         description = replace(description, options={**description.options, **(options or {})})
     elif arch:
         description = _described(arch, options)
@@ -105,15 +137,20 @@ def _in_file(path: Path, arch: str | None, options: Mapping[str, Any] | None) ->
 
 
 def _on_hub(
-    text: str, arch: str | None, options: Mapping[str, Any] | None, allow_pickle: bool, token: str | None
+    text: str,
+    arch: str | None,
+    options: Mapping[str, Any] | None,
+    allow_pickle: bool,
+    token: str | None,
+    access: Access,
 ) -> _Stored:
     repository, revision = split_revision(text)
-    folder, commit = fetch_model(repository, revision, config=arch is None, allow_pickle=allow_pickle, token=token)
+    folder, commit = access.fetch(repository, revision, config=arch is None, allow_pickle=allow_pickle, token=token)
     fetch_card(repository, commit, token)  # into the same folder, where the next line finds it
     return replace(_in_folder(folder, text, arch, options, allow_pickle), revision=commit, hub_id=repository)
 
 
-def _in_timm(name: str, allow_pickle: bool, token: str | None) -> _Stored:
+def _in_timm(name: str, allow_pickle: bool, token: str | None, access: Access) -> _Stored:
     import timm
 
     if not is_timm(name):
@@ -129,7 +166,7 @@ def _in_timm(name: str, allow_pickle: bool, token: str | None) -> _Stored:
     if config is None or not config.hf_hub_id:
         raise ModelError(f"the weights of '{name}' are not on the Hub; download the file, and give it with --arch")
     repository, revision = split_revision(config.hf_hub_id)
-    folder, commit = fetch_model(repository, revision, config=False, allow_pickle=allow_pickle, token=token)
+    folder, commit = access.fetch(repository, revision, config=False, allow_pickle=allow_pickle, token=token)
     files = weight_files(folder, repository, allow_pickle=allow_pickle)
     description = describe_architecture(name, {}, pretrained=True)
     return _Stored(description, files, "this version of timm cannot read them", True, commit, repository)
@@ -141,19 +178,23 @@ def _described(arch: str, options: Mapping[str, Any] | None) -> Description:
     return describe_architecture(arch, options or {}, pretrained=False)
 
 
-def _assemble(reference: str, stored: _Stored, num_classes: int | None, allow_pickle: bool) -> Checkpoint:
-    about = stored.description
+def _assemble(
+    reference: str, stored: _Stored, num_classes: int | None, allow_pickle: bool, access: Access
+) -> Checkpoint:
+    about, library = stored.description, LIBRARIES[stored.description.library]
     if None not in (num_classes, about.num_classes) and num_classes != about.num_classes:
         raise ModelError(f"'{reference}' has {about.num_classes} classes, not {num_classes}; leave out --num-classes")
-    raw = read_weights(stored.files, allow_pickle=allow_pickle)
+    raw = access.read(stored.files, allow_pickle=allow_pickle)
     if num_classes is not None:
         about = replace(about, num_classes=num_classes)
-    raw, about, classes = _infer_sizes(raw, about)
-    model = sized_model(about.architecture, classes, about.options, about.config, empty=True)
+    first = library.build(about, empty=True)
+    raw = strip_prefixes(raw, first.state_dict())
+    about = infer_sizes(raw, about, first)
+    model = library.build(about, empty=True)
     try:
         weights = fit_weights(raw, model.state_dict(), reference, stored.advice)
     except ModelError:
-        converted = stored.convert and convert_with_timm(raw, about.architecture, classes, about.options, about.config)
+        converted = stored.convert and library.convert(raw, about)
         if not converted:
             raise
         weights = converted
@@ -161,87 +202,39 @@ def _assemble(reference: str, stored: _Stored, num_classes: int | None, allow_pi
         reference=reference,
         architecture=about.architecture,
         options=about.options,
-        num_classes=classes,
+        num_classes=about.num_classes or 0,
         labels=about.labels,
         config=about.config or describe_module(model),
         weights=weights,
         dtype=most_common_dtype(raw),
         revision=stored.revision,
         hub_id=stored.hub_id,
-        hashes={path.name: hash_file(path) for path in stored.files},
+        hashes=access.hash(stored.files),
+        library=about.library,
     )
-
-
-def _infer_sizes(raw: dict[str, Tensor], about: Description) -> tuple[dict[str, Tensor], Description, int]:
-    """The tensors under the model's names, and what their shapes say about it: channels and classes, unless known."""
-    model = sized_model(about.architecture, about.num_classes, about.options, about.config, empty=True)
-    raw = strip_prefixes(raw, model.state_dict())
-    channels = _channels(raw, model, about.config)
-    if channels and "in_chans" not in about.options and is_timm(about.architecture):
-        size = about.config.get("input_size", (3, 224, 224))
-        config = {**about.config, "input_size": (channels, *size[1:])}
-        about = replace(about, options={**about.options, "in_chans": channels}, config=config)
-    if about.num_classes is not None:
-        return raw, about, about.num_classes
-    sizes = [len(raw[name]) for name in classifier_names(model) if name in raw and raw[name].dim() > 1]
-    return raw, about, sizes[0] if sizes else count_classes(model)
-
-
-def _channels(weights: Mapping[str, Tensor], model: nn.Module, config: Mapping[str, Any]) -> int | None:
-    """How many channels the first convolution has, if they are not the three that the model was built with."""
-    first = config.get("first_conv")
-    names = [first] if isinstance(first, str) else list(first or ())
-    places = model.state_dict()
-    for name in (f"{each}.weight" for each in names):
-        if name in weights and name in places and weights[name].dim() == places[name].dim() == 4:
-            ours, theirs = places[name].shape[1], weights[name].shape[1]
-            return theirs if ours == 3 != theirs else None
-    return None
 
 
 def _from_module(model: nn.Module, num_classes: int | None) -> Checkpoint:
-    classes = count_classes(model)
-    if num_classes not in (None, classes):
-        raise ModelError(f"the {type(model).__name__} given has {classes} classes, not {num_classes}")
     state = model.state_dict()
     if absent := next((name for name, tensor in state.items() if tensor.is_meta), None):
         raise ModelError(f"the {type(model).__name__} given has no weights: '{absent}' is on the meta device")
+    about = next(about for each in LIBRARIES.values() if (about := each.describe_model(model)) is not None)
+    if num_classes not in (None, about.num_classes):
+        raise ModelError(f"the {type(model).__name__} given has {about.num_classes} classes, not {num_classes}")
     weights = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-    config = describe_module(model)
-    name = str(config.get("architecture", ""))
-    channels = _channels(weights, _rebuilt(name, classes, {}, config) or nn.Identity(), config)
-    options = {"in_chans": channels} if channels else {}
-    if channels:
-        config["input_size"] = (channels, *config["input_size"][1:])
-    again = _rebuilt(name, classes, options, config)
-    # Constructor arguments leave traces in the printed form; only a model that prints the same, with
-    # tensors of the same shapes, is known to be timm's.
-    known = again is not None and str(again) == str(model) and _shapes(again) == _shapes(model)
     return Checkpoint(
         reference=type(model).__name__,
-        architecture=name if known else type(model).__name__,
-        options=options if known else {},
-        num_classes=classes,
-        labels=None,
-        config=config,
+        architecture=about.architecture,
+        options=about.options,
+        num_classes=about.num_classes or 0,
+        labels=about.labels,
+        config=about.config,
         weights=weights,
         dtype=most_common_dtype(weights),
         hashes={"state_dict": hash_tensors(weights)},
-        module=model,
+        module=None if LIBRARIES[about.library].tells_all else model,
+        library=about.library,
     )
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def _rebuilt(name: str, classes: int, options: Mapping[str, Any], config: Mapping[str, Any]) -> nn.Module | None:
-    if not name or not is_timm(name):
-        return None
-    try:
-        return sized_model(name, classes, options, config, empty=True)
-    except ModelError:
-        return None
 
 
 def _looks_like_a_path(text: str) -> bool:

@@ -1,22 +1,20 @@
-"""A model as a folder that timm loads as it is: model.safetensors and config.json."""
+"""A model as a folder that its library loads as it is: model.safetensors, config.json and what belongs to them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hf_retarget.errors import ModelError
-from hf_retarget.files import atomic_path
 from hf_retarget.models.checkpoint import Checkpoint
-from hf_retarget.models.config import CONFIG, Description, compose_config
 from hf_retarget.models.fit import fit_weights
-from hf_retarget.models.read import SAFE
+from hf_retarget.models.library import LIBRARIES
 
 
 def save_model(
@@ -31,7 +29,7 @@ def save_model(
 ) -> Path:
     """Write weights as a model of the same architecture as `like`, the same bytes for the same content.
 
-    Tensors are stored as `like` has them, or in `dtype`. `config` replaces entries of timm's configuration, such as
+    Tensors are stored as `like` has them, or in `dtype`. `config` replaces entries of its configuration, such as
     input_size. Label names are only written if they are given.
 
     Example:
@@ -42,13 +40,15 @@ def save_model(
     if labels is not None and len(labels) != classes:
         raise ModelError(f"there are {len(labels)} label names for {classes} classes; give one for each, or none")
     entries = {**like.config, **(config or {})}
-    model = replace(like, config=entries).skeleton(classes)
+    described = replace(like, config=entries)
+    model = described.skeleton(classes)
     ordered = fit_weights(weights, model.state_dict(), str(folder), f"they are no weights of '{like.architecture}'")
     stored = _distinct({name: _stored(name, tensor, like, dtype) for name, tensor in ordered.items()})
-    description = Description(like.architecture, like.options, classes, labels, entries)
-    text = json.dumps(compose_config(description, model), indent=2, ensure_ascii=False)
     folder = Path(folder)
-    _write(folder, stored, text)
+    try:
+        LIBRARIES[like.library].write(folder, stored, described.describe(classes, labels), model)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot write the model to '{folder}': {error}") from error
     return folder
 
 
@@ -76,16 +76,3 @@ def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         distinct[name] = tensor.clone() if place in seen else tensor
         seen.add(place)
     return distinct
-
-
-def _write(folder: Path, tensors: dict[str, Tensor], config: str) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        with atomic_path(folder / SAFE) as temporary:
-            save_file(tensors, temporary, {"format": "pt"})  # transformers asks for the entry
-        with atomic_path(folder / CONFIG) as temporary:
-            temporary.write_text(config + "\n", encoding="utf-8")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot write the model to '{folder}': {error}") from error

@@ -63,6 +63,8 @@ def card_of_tuning(document: dict[str, Any], model: Checkpoint, folder: Path) ->
 
 
 def _library(checkpoint: Checkpoint) -> str:
+    if checkpoint.library != "timm":
+        return checkpoint.library
     return "timm" if is_timm(checkpoint.architecture) else "pytorch"
 
 

@@ -69,7 +69,7 @@ def compose_document(
         "curves": {name: [list(point) for point in curve] for name, curve in measured.curves.items()},
         "head": {"policy": inputs.heads.policy, "why": inputs.heads.why, "tensors": list(inputs.comparison.head)},
         "graph": _graph(derived),
-        "permutation": {"moved": best.moved, "given": task.permutation is not None},
+        "permutation": {"moved": best.moved, "given": task.permutation is not None, "from": task.origin},
         "matching": found.best.fit,
         "batchnorm": found.best.batchnorm,
         "inputs": _inputs(inputs),
@@ -135,6 +135,7 @@ def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "reference": checkpoint.reference,
         "architecture": checkpoint.architecture,
+        "library": checkpoint.library,
         "options": dict(checkpoint.options),
         "classes": checkpoint.num_classes,
         "revision": checkpoint.revision,

@@ -15,8 +15,7 @@ from hf_retarget.errors import DataError, ModelError, PortError
 from hf_retarget.files import load_tensors
 from hf_retarget.heads import Heads, fit_heads
 from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
-from hf_retarget.pipeline.start import _make as make_model
-from hf_retarget.pipeline.start import check_shapes, choose_preprocess, doing
+from hf_retarget.pipeline.start import check_shapes, choose_preprocess, doing, make_model
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import Recipe, choose_recipe
 

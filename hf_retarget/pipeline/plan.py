@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hf_retarget.matching.objective import Compression
 from hf_retarget.pipeline.clock import peak_memory
 from hf_retarget.pipeline.inputs import Inputs, Reference
 from hf_retarget.pipeline.pose import Task, count_gradients
@@ -111,13 +112,22 @@ def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
 
 
 def _memory(inputs: Inputs, task: Task) -> int:
-    """The peak so far, with everything loaded and one gradient taken, and what comes on top of it.
+    """The peak so far, with everything loaded and one gradient taken, and what comes on top of it."""
+    method = "naive" if task.permutation else task.method
+    return (peak_memory() or 0) + estimate_growth(_size(inputs), task.steps, method, task.problem.options.compression)
+
+
+def estimate_growth(parameters: int, steps: int, method: str, compression: Compression | None) -> int:
+    """Bytes that a port takes once everything is loaded and one gradient was taken.
 
     That is the source's gradient, the ported weights, the best step and its model; in a search the stacks, and as much
     again while they are compressed or permuted.
+
+    Example:
+        >>> estimate_growth(1_000_000, 10, "naive", None), estimate_growth(1_000_000, 10, "fgmt", None)
+        (16000000, 176000000)
     """
-    size = 4 * _size(inputs)
-    compression = task.problem.options.compression
-    stacks = 2 * (compression.sizes if compression else task.steps) * size
-    searching = task.permutation is None and count_gradients(task.method, 1, 1) > 0
-    return int((peak_memory() or 0) + 4 * size + (2 * stacks if searching else 0))
+    size = 4 * parameters
+    stacks = 2 * (compression.sizes if compression else steps) * size
+    searching = count_gradients(method, 1, 1) > 0
+    return int(4 * size + (2 * stacks if searching else 0))

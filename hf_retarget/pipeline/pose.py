@@ -22,6 +22,7 @@ from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajecto
 from hf_retarget.models.read import hash_file
 from hf_retarget.pipeline.clock import Clock
 from hf_retarget.pipeline.inputs import Inputs
+from hf_retarget.pipeline.reuse import load_permutation
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions, Recipe
 
@@ -152,6 +153,8 @@ class Task:
     problem: Problem
     method: str
     permutation: Permutation | None = None
+    origin: str | None = None
+    """The folder that the permutation was read from."""
 
     @property
     def steps(self) -> int:
@@ -209,11 +212,13 @@ def pose_task(
         cache = GradientCache(gradient_cache, _cache_key(inputs, options, facts, gradient.accelerator))
     real = inputs.parameters(inputs.tuned_target.in_float32()) if inputs.tuned_target else None
     problem = Problem(graph, source, target, trajectory, gradient, search, cache, real, gradient.progress)
+    origin = None
     if isinstance(permutation, (str, Path)):
-        permutation = Permutation.load(permutation)
+        origin = Path(permutation).expanduser().resolve().parent.name
+        permutation = load_permutation(permutation, graph)
     if permutation is not None:
         graph.apply(permutation, {})  # says at once if it belongs to another graph
-    return Task(problem, options.method, permutation)
+    return Task(problem, options.method, permutation, origin)
 
 
 def _make_trajectory(

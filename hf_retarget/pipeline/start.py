@@ -62,7 +62,7 @@ def prepare_start(
     preprocess = choose_preprocess(checkpoint, options.image_size)
     images = _load(checkpoint, data, options, preprocess, head, token)
     kind, why = choose_head(checkpoint, images, head)
-    model = _make(checkpoint, images.classes, kind, seed)
+    model = make_model(checkpoint, images.classes, kind, seed)
     check_shapes(model, preprocess, images.classes)
     state = model.state_dict()
     names = head_names(replace(checkpoint, weights=state, num_classes=images.classes))
@@ -116,6 +116,31 @@ def choose_head(checkpoint: Checkpoint, data: ImageData, head: str) -> tuple[str
     if head == "auto" and checkpoint.labels and data.labels and _numbers(data.labels, checkpoint.labels) is None:
         return "zero", "the model and the data have other labels"
     return "keep", "asked for" if head == "keep" else "the classes of model and data agree"
+
+
+def make_model(checkpoint: Checkpoint, classes: int, head: str, seed: int = 0) -> nn.Module:
+    """The model of a checkpoint with so many classes, and with a head of the kind that was chosen.
+
+    Example:
+        >>> make_model(load_checkpoint("old/"), 200, "zero").num_classes      # doctest: +SKIP
+        200
+    """
+    if head == "keep":
+        return checkpoint.build()
+    old = set(head_names(checkpoint))
+    rest = {name: tensor for name, tensor in checkpoint.weights.items() if name not in old}
+    model = replace(checkpoint, weights=rest).build(classes, seed=seed)
+    names = set(head_names(replace(checkpoint, weights=model.state_dict(), num_classes=classes)))
+    if not names:
+        raise ModelError(f"'{checkpoint.reference}' has no classifier that could be found; give the model one")
+    if checkpoint.module is not None:
+        _reset(model, names, seed)  # a copy of a model has its head, if the number of classes is the same
+    if head == "zero":
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in names:
+                    parameter.zero_()
+    return model
 
 
 def check_shapes(model: nn.Module, preprocess: Preprocess, classes: int) -> None:
@@ -191,25 +216,6 @@ def _numbers(labels: tuple[str, ...], model_labels: tuple[str, ...]) -> list[int
         return [int(number) for number in match_labels(labels, model_labels)]
     except DataError:
         return None
-
-
-def _make(checkpoint: Checkpoint, classes: int, head: str, seed: int) -> nn.Module:
-    if head == "keep":
-        return checkpoint.build()
-    old = set(head_names(checkpoint))
-    rest = {name: tensor for name, tensor in checkpoint.weights.items() if name not in old}
-    model = replace(checkpoint, weights=rest).build(classes, seed=seed)
-    names = set(head_names(replace(checkpoint, weights=model.state_dict(), num_classes=classes)))
-    if not names:
-        raise ModelError(f"'{checkpoint.reference}' has no classifier that could be found; give the model one")
-    if checkpoint.module is not None:
-        _reset(model, names, seed)  # a copy of a model has its head, if the number of classes is the same
-    if head == "zero":
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in names:
-                    parameter.zero_()
-    return model
 
 
 def _reset(model: nn.Module, names: set[str], seed: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 import hf_retarget
 
 _LIBRARIES = ("torch", "timm", "datasets", "accelerate", "safetensors", "numpy", "scipy")
+_OPTIONAL = ("transformers",)
 
 
 def list_versions() -> dict[str, str]:
@@ -18,4 +20,8 @@ def list_versions() -> dict[str, str]:
         ['hf-retarget', 'python', 'torch']
     """
     ours = {"hf-retarget": hf_retarget.__version__, "python": platform.python_version()}
-    return ours | {name: version(name) for name in _LIBRARIES}
+    found = ours | {name: version(name) for name in _LIBRARIES}
+    for name in _OPTIONAL:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

@@ -221,7 +221,7 @@ def test_bad_folders(tmp_path, save):
     with pytest.raises(ModelError, match="if you trust it, say --arch os:system"):
         load_checkpoint(tmp_path)
     rewrite(tmp_path, architecture=None, model_type="vit")
-    with pytest.raises(ModelError, match="transformers model"):
+    with pytest.raises(ModelError, match=r"missing \(first: vit\."):
         load_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read as JSON"):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models import load_checkpoint, save_model
+from hf_retarget.models import compare, load_checkpoint, save_model
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,16 @@ def test_timm_loads_it_as_it_is(tmp_path, save, name, options, shape):
     assert (again.architecture, dict(again.options), again.num_classes) == (name, dict(like.options), 3)
     assert again.labels == labels
     assert again.config["input_size"] == like.config["input_size"]
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_a_gray_model_stays_gray_however_often_it_is_built_and_saved(tmp_path, save, name):
+    """Of a model built from a checkpoint, timm finds the one channel in the configuration; the arguments say it."""
+    first = load_checkpoint(save(tmp_path / "first", name, num_classes=3, in_chans=1))
+    built = load_checkpoint(first.build())
+    again = load_checkpoint(save_model(tmp_path / "again", built.weights, built))
+    assert dict(first.options) == dict(built.options) == dict(again.options) == {"in_chans": 1}
+    assert compare(first, again, built).notes == ()
 
 
 def test_the_config_is_the_one_timm_writes(tmp_path, save):

@@ -1,0 +1,154 @@
+"""``hf-retarget check``: whether a port is possible and what it costs, before any weights are downloaded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_retarget.cli.options import debug_option, model_options, run_options
+from hf_retarget.cli.port import describe_seconds
+from hf_retarget.cli.progress import status, watch
+from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+
+if TYPE_CHECKING:
+    from hf_retarget.pipeline.check_inputs import InputCheck, Side
+    from hf_retarget.pipeline.cost import Cost
+    from hf_retarget.recipe import Recipe
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget check --src-base timm/a --src-ft me/a-birds --new-base timm/b
+  hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data cub --json
+  hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data photos/ --probe
+"""
+
+_MOST = 5  # differences that are printed
+
+Row = tuple[str, str]
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
+@click.option("--src-base", required=True, metavar="MODEL", help="Old base, from which the fine-tuning started.")
+@click.option("--src-ft", required=True, metavar="MODEL", help="The old base after the fine-tuning.")
+@click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning is to move.")
+@click.option(
+    "--probe",
+    "load_weights",
+    is_flag=True,
+    help="Load the weights after all, and measure cheap signs of whether a port will pay.",
+)
+@model_options
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@recipe_options("data", "port", required=False)
+@debug_option
+@click.pass_context
+def check(ctx: click.Context, /, recipe: Recipe, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Find out whether a fine-tuning can be ported, and what that costs, without downloading weights.
+
+    Configurations and the headers of the weights tell; a few kB come over the line. Exits with 0 if nothing stands
+    against a port, else with 1. A MODEL is a name of timm, an id of the Hub (org/name@revision), a folder, or a file
+    with --arch.
+    """
+    with status("starting"):
+        from hf_retarget.pipeline.check_inputs import check_inputs
+    with watch(quiet) as progress:
+        found = check_inputs(recipe=recipe, progress=progress, **options)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+    else:
+        for name, words in _describe(found):
+            click.echo(f"{name:<10} {words}")
+    if not found.compatible:
+        ctx.exit(1)
+
+
+def _describe(found: InputCheck) -> list[Row]:
+    names = {"source": "old base", "tuned": "tuned", "target": "new base"}
+    rows = [(words, _side(found.sides[name])) for name, words in names.items()]
+    rows.append(("download", _size(found.download) if found.download else "nothing: all weights are on this machine"))
+    if found.head:
+        policy = found.head.policy or "own or zero"
+        rows.append(("head", f"{', '.join(found.head.tensors)}; {policy} ({found.head.why})"))
+        rows.append(("labels", _labels(found)))
+    if found.data:
+        images = ", ".join(f"{'?' if n is None else format(n, ',')} {split}" for split, n in found.data.images.items())
+        rows.append(("data", f"{found.data.name}{f' ({images})' if images else ''}"))
+    if found.graph:
+        rows.append(("graph", _graph(found)))
+    if found.cost:
+        rows += _cost(found.cost)
+    rows += [("differs", words) for words in _differences(found)]
+    rows += [("note", note) for note in found.notes]
+    if found.probe:
+        rows.append(("signs", found.probe.sentence))
+    rows += [("problem", problem) for problem in found.problems]
+    done = "compatible: nothing stands against a port" if found.compatible else "not compatible"
+    return [*rows, ("result", done)]
+
+
+def _side(side: Side) -> str:
+    return f"{side.reference}: {side.architecture}, {side.parameters:,} numbers in {side.dtype}, {side.classes} classes"
+
+
+def _labels(found: InputCheck) -> str:
+    tuned, agree = found.sides["tuned"].labels, found.head.labels_agree if found.head else None
+    if tuned is None:
+        return "the tuned model does not name its classes; they are told apart by number"
+    bases = {True: ", the same on all three sides", False: ", others than a base's", None: ""}[agree]
+    data = ""
+    if found.data and found.data.labels:
+        data = ", found in the data" if found.compatible else ""
+    return f"{len(tuned)} names{bases}{data}"
+
+
+def _graph(found: InputCheck) -> str:
+    graph = found.graph
+    if graph is None:
+        return ""
+    held = f", {len(graph.held)} groups held still by tables" if graph.held else ""
+    unknown = "; all operators known"
+    if graph.unknown_operators:
+        unknown = f"; {len(graph.unknown_operators)} unknown operators: {graph.unknown_operators[0]}"
+    share = f"{graph.share:.1%} of the parameters on a free axis"
+    return f"{graph.groups} groups of neurons to match, {share}{held}{unknown}"
+
+
+def _cost(cost: Cost) -> list[Row]:
+    control = f", and {cost.control:,} for the control" if cost.control else ""
+    rows = [
+        ("gradients", f"{cost.gradients:,} of a minibatch of {cost.batch_size}{control}"),
+        (
+            "memory",
+            f"about {cost.memory / 1e9:.2g} GB for weights and gradients; libraries and a minibatch come on top",
+        ),
+    ]
+    if cost.flops is None or cost.seconds is None or cost.speed is None:
+        return [*rows, ("time", "cannot be told from shapes; port --dry-run measures one gradient")]
+    basis = f"{cost.flops / 1e9:.2g} GFLOP an image, {cost.speed / 1e9:.3g} GFLOP/s in a product of matrices here"
+    return [
+        *rows,
+        (
+            "time",
+            f"{describe_seconds(cost.seconds)} at the least, for the gradients alone ({basis}; networks reach a part)",
+        ),
+    ]
+
+
+def _differences(found: InputCheck) -> list[str]:
+    def shape(value: tuple[int, ...] | None) -> str:
+        return "absent" if value is None else str(list(value))
+
+    lines = [
+        f"{each.name}: {shape(each.source)} in the old base, {shape(each.tuned)} tuned, {shape(each.target)} in the new"
+        f" base{' (head)' if each.head else ''}"
+        for each in sorted(found.differences, key=lambda each: each.head)
+    ]
+    more = len(lines) - _MOST
+    return lines[:_MOST] + ([f"… and {more:,} more; --json lists them"] if more > 0 else [])
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

@@ -1,0 +1,124 @@
+"""``hf-retarget port-all``: port every fine-tuning of a base to a new one, and say what became of each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_retarget.cli.options import debug_option, model_options, run_options
+from hf_retarget.cli.port import describe_command, print_table
+from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+
+if TYPE_CHECKING:
+    from hf_retarget.pipeline.port_all import Outcome, PortedAll
+    from hf_retarget.recipe import Recipe
+
+_EXAMPLE = """\b
+Examples:
+  hf-retarget port-all --src-base timm/a --new-base timm/b --models me/birds me/more-birds --data cub --out ported
+  hf-retarget port-all --src-base timm/a --new-base timm/b --models-file models.yaml --out ported
+  hf-retarget port-all … --reuse-permutation --out ported
+
+\b
+A models file is a list of models, with data and options of their own where needed:
+  - me/birds
+  - model: me/pets
+    data: pets
+    overrides: {port.steps: 15}
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
+@click.option("--src-base", required=True, metavar="MODEL", help="Old base, from which all fine-tunings started.")
+@click.option("--new-base", required=True, metavar="MODEL", help="New base, to which they are to move.")
+@click.option("--models", multiple=True, metavar="MODEL …", help="Fine-tunings of the old base.")
+@click.argument("more", nargs=-1, metavar="")
+@click.option(
+    "--models-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="YAML list of fine-tunings: model, and if need be data, recipe, overrides and name (the folder).",
+)
+@click.option(
+    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder for them all."
+)
+@click.option(
+    "--reuse-permutation", is_flag=True, help="Use the permutation of the first port for all others: no gradients."
+)
+@click.option(
+    "--gradient-cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Keep the gradients of the old side there, for ports to other bases.",
+)
+@click.option("--overwrite", is_flag=True, help="Port again what is there already.")
+@model_options
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@recipe_options(required=False)
+@debug_option
+@click.pass_context
+def port_all(
+    ctx: click.Context,
+    /,
+    recipe: Recipe,
+    models: tuple[str, ...],
+    more: tuple[str, ...],
+    models_file: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Port every fine-tuning of an old base to a new one, each into a folder of its own below DIR.
+
+    One that fails does not stop the rest. The same command goes on where it was interrupted, and skips what is
+    finished. Exits with 1 if any failed.
+    """
+    if not (models or models_file):
+        raise click.UsageError("Missing option '--models' or '--models-file'.")
+    with status("starting"):
+        from hf_retarget.pipeline.port_all import port_all
+    try:
+        with watch(quiet) as progress:
+            done = port_all(
+                models=[*models, *more],
+                models_file=models_file,
+                recipe=recipe,
+                command=describe_command(sys.argv),
+                progress=progress,
+                **options,
+            )
+    except KeyboardInterrupt:
+        raise click.ClickException("interrupted; the same command goes on") from None
+    if is_main_process():
+        if as_json:
+            click.echo(json.dumps({"folder": str(done.out)} | done.to_json(), indent=2, ensure_ascii=False))
+        else:
+            _print(done)
+    if done.failed:
+        ctx.exit(1)
+
+
+def _print(done: PortedAll) -> None:
+    print_table(("model", "port", "naive", "control", "permutation", "result"), [_row(each) for each in done.outcomes])
+    click.echo()
+    for each in done.failed:
+        click.echo(f"{each.model}: {each.error}")
+    ported = len(done.outcomes) - len(done.failed)
+    click.echo(f"{ported} of {len(done.outcomes)} ported, in {done.out}")
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    def percent(*names: str) -> str:
+        found = next((outcome.top1[name] for name in names if name in outcome.top1), None)
+        return "–" if found is None else f"{found:.1%}"
+
+    permutation = f"of {outcome.permutation_from}" if outcome.permutation_from else "own"
+    words = {"ported": "ported", "there": "there already", "failed": "failed"}[outcome.status]
+    figures = (percent("finetuned", "port"), percent("naive"), percent("control"))
+    return outcome.model, *figures, "–" if outcome.status == "failed" else permutation, words

@@ -1,0 +1,52 @@
+"""A permutation that was found before, for another fine-tuning between the same two bases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hf_retarget.graph import Layout, Permutation, PermutationGraph
+
+PERMUTATION, GRAPH = "permutation.safetensors", "graph.json"
+"""What a finished port calls the permutation, and the graph it was made for."""
+
+
+def load_permutation(path: str | Path, graph: PermutationGraph) -> Permutation:
+    """Read a permutation for a graph; the one it was made for, beside it, may have another number of classes.
+
+    One that belongs to another graph altogether is returned as it is: the graph says so when it is applied.
+
+    Example:
+        >>> load_permutation("ported/permutation.safetensors", graph)      # doctest: +SKIP
+    """
+    permutation = Permutation.load(path)
+    beside = Path(path).with_name(GRAPH)
+    if permutation.fingerprint != graph.fingerprint and beside.is_file():
+        made_for = PermutationGraph.load(beside)
+        if made_for.fingerprint == permutation.fingerprint and act_alike(made_for, graph):
+            return Permutation(graph.fingerprint, permutation.indices)
+    return permutation
+
+
+def act_alike(one: PermutationGraph, other: PermutationGraph) -> bool:
+    """Whether the permutations of two graphs do the same: equal groups, and layouts that differ only in pinned sizes.
+
+    Example:
+        >>> act_alike(graph_of_ten_classes, graph_of_a_hundred)      # doctest: +SKIP
+        True
+    """
+    if one.groups != other.groups or one.tied != other.tied or one.layouts.keys() != other.layouts.keys():
+        return False
+    return all(_alike(layout, other.layouts[name]) for name, layout in one.layouts.items())
+
+
+def _alike(one: Layout, other: Layout) -> bool:
+    if one == other:
+        return True
+    if len(one.blocks) != 1 or len(other.blocks) != 1 or len(one.shape) != len(other.shape):
+        return False
+    ours, theirs = one.blocks[0].factors, other.blocks[0].factors
+    # The stride of a factor may change with the size of a pinned one behind it; what it permutes does not.
+    return len(ours) == len(theirs) and all(
+        (a.dim, a.group, a.outer) == (b.dim, b.group, b.outer) and (a.group is None or a.size == b.size)
+        for a, b in zip(ours, theirs, strict=True)
+    )

@@ -1,0 +1,287 @@
+"""`hf-retarget check`: what stands against a port and what it costs, without a byte of weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from click.testing import CliRunner, Result
+from loopback_hub import Hub
+from safetensors.torch import load_file, save_file
+
+import hf_retarget as rt
+from hf_retarget.cli import main
+from hf_retarget.models import load_checkpoint, save_model
+
+CLI = (sys.executable, "-c", "from hf_retarget.cli import main; main()", "check")
+SMALL = ("--data", "fashion-mnist", "--data-image-size", "28", "--data-limit", "60", "--data-validation", "0.2")
+LABELS = ("Trouser", "Bag")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["check", *map(str, arguments)])
+
+
+def make(folder: Path, seed: int, classes: int, name: str = "test_resnet", **options: object) -> Path:
+    torch.manual_seed(seed)
+    model = timm.create_model(name, num_classes=classes, in_chans=1)
+    return save_model(folder, model.state_dict(), load_checkpoint(model), **options)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make(folder / "old", 0, 5)
+    make(folder / "new", 1, 7)
+    make(folder / "other", 1, 7, "test_efficientnet")
+    old = load_checkpoint(folder / "old")
+    tuned = old.build(2, seed=3)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    save_model(folder / "tuned", tuned.state_dict(), old, num_classes=2, labels=LABELS)
+    return folder
+
+
+def trio(folder: Path | str, old: str = "old", tuned: str = "tuned", new: str = "new") -> tuple[str, ...]:
+    sides = zip(("--src-base", "--src-ft", "--new-base"), (old, tuned, new), strict=True)
+    return tuple(each for flag, name in sides for each in (flag, f"{folder}/{name}"))
+
+
+def test_a_port_that_is_possible(models):
+    result = run(*trio(models), "--steps", "3", "--batch-size", "16")
+    assert result.exit_code == 0, result.output
+    rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines() if not line.startswith(("old ", "new ")))
+    assert rows["head"].startswith("fc.weight, fc.bias; zero (the heads differ in size")
+    assert rows["download"].startswith("nothing")
+    assert rows["graph"].startswith("11 groups of neurons to match, 100.0%")
+    assert rows["gradients"] == "30 of a minibatch of 16, and 30 for the control"
+    assert "at the least" in rows["time"]
+    assert "GFLOP/s in a product of matrices here" in rows["time"]
+    assert rows["labels"] == "2 names"
+    assert rows["result"] == "compatible: nothing stands against a port"
+    assert "signs" not in rows
+
+
+def test_what_it_says_is_what_a_dry_run_says(models):
+    short = (*SMALL, "--data-classes", "Trouser", "--data-classes", "Bag", "--steps", "3", "--batch-size", "16")
+    found = json.loads(run(*trio(models), *short, "--json", "-q").stdout)
+    plan = CliRunner().invoke(main, ["port", *trio(models), *short, "--dry-run", "--json", "-q"])
+    planned = json.loads(plan.stdout)
+    assert found["cost"]["gradients"] == planned["gradients"]
+    # 7 sizes of the model are there before a port grows by 4, and by two stacks of 3 gradients from 2 sides, twice.
+    assert found["cost"]["memory"] == (7 + 4 + 2 * 2 * 3) * 4 * planned["parameters"] < planned["memory"]
+    assert (found["graph"]["groups"], found["head"]["policy"]) == (planned["groups"], planned["head"])
+    assert found["data"]["labels"] == list(LABELS)
+    assert found["compatible"] is True
+
+
+def test_other_architectures_exit_with_1_and_name_the_first_differences(models):
+    result = run(*trio(models, new="other"))
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith("differs") for line in lines) == 6
+    assert lines[-1] == "result     not compatible"
+    assert "one is 'test_resnet', the other 'test_efficientnet'" in lines[-2]
+    assert "(first: conv_stem.weight [24, 1, 3, 3])" in lines[-2]
+    document = json.loads(run(*trio(models, new="other"), "--json").stdout)
+    assert (document["format"], document["compatible"]) == ("hf-retarget/check/1", False)
+    stem = next(each for each in document["differences"] if each["name"] == "conv_stem.weight")
+    assert (stem["source"], stem["target"], stem["head"]) == (None, [24, 1, 3, 3], False)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (("Bag", "Coat"), "only the data has 'Coat'; only the model has 'Trouser'"),
+        (("Bagg", "Coat"), "no class 'Bagg'"),
+    ],
+)
+def test_data_with_other_labels(models, classes, message):
+    chosen = [each for name in classes for each in ("--data-classes", name)]
+    result = run(*trio(models), *SMALL, *chosen)
+    assert result.exit_code == 1
+    problem = next(line for line in result.stdout.splitlines() if line.startswith("problem"))
+    assert message in problem
+
+
+def test_the_head_that_only_the_weights_tell(models):
+    found = rt.check_inputs(models / "old", models / "old", models / "old")
+    assert (found.head.policy, found.differences) == (None, ())
+    assert "'own' if the tuned head is close to the source's" in found.head.why
+
+
+def test_signs(models):
+    chosen = ("--data-classes", "Trouser", "--data-classes", "Bag", "--batch-size", "16", "--probe")
+    result = run(*trio(models), *SMALL, *chosen, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    signs = json.loads(result.stdout)["probe"]
+    assert 0 < signs["delta"] < 0.3
+    assert signs["bases_after"] > signs["bases_before"] + 0.02
+    assert all(-1 <= signs[name] <= 1 for name in ("gradients_before", "gradients_after"))
+    # The same base twice: nothing to match, and gradients that are the same.
+    same = rt.check_inputs(
+        *(models / name for name in ("old", "tuned", "old")),
+        "fashion-mnist",
+        overrides={"data.image_size": 28, "data.limit": 60, "data.classes": LABELS, "port.batch_size": 16},
+        load_weights=True,
+    ).probe
+    assert same.bases_before == pytest.approx(1)
+    assert same.gradients_before == pytest.approx(1, abs=1e-4)
+    assert "a naive port may do" in same.sentence
+    assert "no threshold has been validated" in same.sentence
+    plain = rt.check_inputs(*(models / name for name in ("old", "tuned", "new")), load_weights=True).probe
+    assert plain.gradients_before is None
+    assert plain.delta == pytest.approx(signs["delta"])
+
+
+def test_bad_local_input_is_one_line(models, tmp_path):
+    shutil.copytree(models / "new", tmp_path / "cut")
+    with open(tmp_path / "cut" / "model.safetensors", "r+b") as file:
+        file.truncate(20_000)
+    shutil.copytree(models / "new", tmp_path / "pickle")
+    torch.save(load_file(models / "new" / "model.safetensors"), tmp_path / "pickle" / "pytorch_model.bin")
+    (tmp_path / "pickle" / "model.safetensors").unlink()
+    for folder, message in (
+        ("cut", "is not a whole safetensors file"),
+        ("pickle", "only as a pickle"),
+        ("no", "no file"),
+    ):
+        result = run(*trio(models), "--new-base", tmp_path / folder)
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+        assert message in result.stderr
+    assert run(*trio(models), "--new-base", tmp_path / "pickle", "--allow-pickle").exit_code == 0
+
+
+# ---- on the Hub
+
+
+def publish(hub: Hub, models: Path) -> None:
+    for name in ("old", "tuned", "new", "other"):
+        hub.repository(f"ada/{name}", {path.name: path for path in (models / name).iterdir()})
+    weights = load_file(models / "new" / "model.safetensors")
+    names = list(weights)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    files: dict[str, bytes | Path] = {"config.json": models / "new" / "config.json"}
+    for part, chosen in parts.items():
+        save_file({name: weights[name] for name in chosen}, models / part)
+        files[part] = models / part
+    index = {"weight_map": {name: part for part, chosen in parts.items() for name in chosen}}
+    files["model.safetensors.index.json"] = json.dumps(index).encode()
+    hub.repository("ada/sharded", files)
+
+
+def test_no_weights_are_downloaded(hub: Hub, models):
+    publish(hub, models)
+    size = (models / "new" / "model.safetensors").stat().st_size
+    done = hub.client().run(*CLI, *trio("ada", new="sharded"), "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["compatible"] is True
+    assert document["sides"]["target"]["revision"] == hub.repository("ada/sharded").resolve("main").oid
+    assert document["download"] == sum(side["download"] for side in document["sides"].values())
+    assert document["sides"]["tuned"]["download"] == (models / "tuned" / "model.safetensors").stat().st_size
+    assert abs(document["sides"]["target"]["download"] - size) < 20_000, "two headers instead of one"
+    asked = [record for record in hub.log if record.method == "GET" and "config.json" not in record.path]
+    of_weights = [record for record in asked if "safetensors" in record.path and "index" not in record.path]
+    of_weights += [record for record in asked if record.route == "download"]
+    assert len(of_weights) >= 4
+    assert all(record.range == "bytes=0-100000" for record in of_weights), of_weights
+    assert sum(record.sent for record in of_weights) < 4 * 101_000 < size
+    kept = [path for path in (hub.root / "home").rglob("*") if path.is_file() and path.stat().st_size > 50_000]
+    assert not kept, "nothing large is in the cache"
+
+
+def test_what_the_hub_refuses(hub: Hub, models):
+    publish(hub, models)
+    config = models / "new" / "config.json"
+    hub.repository("ada/pickle", {"config.json": config, "pytorch_model.bin": b"pickle" * 100})
+    hub.repository(
+        "ada/gated", {"config.json": config, "model.safetensors": models / "new" / "model.safetensors"}, gated=True
+    )
+    hub.repository("ada/private", {"config.json": config}, private=True)
+    whole = (models / "new" / "model.safetensors").read_bytes()
+    hub.repository("ada/damaged", {"config.json": config, "model.safetensors": b"\x10" + b"\0" * 7 + b"{" * 200})
+    hub.repository("ada/cut", {"config.json": config, "model.safetensors": whole[:50_000]})
+    code = """
+    import hf_retarget as rt
+    def check(new, **options):
+        return rt.check_inputs("ada/old", "ada/tuned", new, **options)
+    names = ["ada/none", "ada/private", "ada/gated", "ada/pickle", "ada/damaged", "ada/cut", "ada/new@v9"]
+    found = [failure(check, name) for name in names]
+    found.append(failure(check, "ada/pickle", allow_pickle=True))
+    opened = check("ada/gated", token="hf_ada_write")
+    answer([found, opened.compatible])
+    """
+    found, opened = hub.client().ask(code)
+    expected = [
+        "there is no model 'ada/none' on the Hub, or it is private",
+        "there is no model 'ada/private' on the Hub, or it is private",
+        "'ada/gated' is gated",
+        "'ada/pickle' has its weights only as a pickle",
+        "'model.safetensors' of 'ada/damaged' has a damaged header",
+        "'model.safetensors' of 'ada/cut' is cut off: it has 50,000 bytes",
+        "'ada/new' has no revision 'v9'",
+        "of a pickle, nothing is known before the download",
+    ]
+    for message, words in zip(found, expected, strict=True):
+        assert message.startswith("ModelError: "), message
+        assert words in message
+    assert opened is True
+
+
+def test_what_is_in_the_cache_needs_no_hub(hub: Hub, models):
+    publish(hub, models)
+    code = """
+    import hf_retarget as rt
+    from hf_retarget.models import load_checkpoint
+    sides = ["ada/old", "ada/tuned", "ada/new"]
+    if {load}:
+        for each in sides:
+            load_checkpoint(each)
+    found = rt.check_inputs(*sides)
+    answer([found.compatible, found.download, failure(rt.check_inputs, *sides[:2], "ada/other")])
+    """
+    assert hub.client().ask(code.replace("{load}", "True")) == [True, 0, None]
+    offline = hub.client(HF_HUB_OFFLINE="1").ask(code.replace("{load}", "False"))
+    assert offline[:2] == [True, 0]
+    assert "'model.safetensors' of 'ada/other' is not in the cache" in offline[2]
+
+
+def test_labels_of_a_dataset_come_from_its_card(hub: Hub, models):
+    import datasets
+    from PIL import Image
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(LABELS))})
+    rows = {"image": [Image.new("L", (8, 8), 20 * n) for n in range(8)], "label": [0, 1] * 4}
+    buffer = BytesIO()
+    datasets.Dataset.from_dict(rows, features).to_parquet(buffer)
+    labels = "".join(f"            '{number}': {name}\n" for number, name in enumerate(LABELS))
+    readme = (
+        "---\ndataset_info:\n  features:\n  - name: image\n    dtype: image\n  - name: label\n    dtype:\n"
+        f"      class_label:\n        names:\n{labels}"
+        "  splits:\n  - name: train\n    num_bytes: 1000\n    num_examples: 8\n  download_size: 900\n---\n"
+    ).encode()
+    for name in ("described", "bare"):
+        files = {"data/train-00000-of-00001.parquet": buffer.getvalue()}
+        hub.repository(f"ada/{name}", files | ({"README.md": readme} if name == "described" else {}), kind="dataset")
+    publish(hub, models)
+    code = """
+    import hf_retarget as rt
+    facts = [rt.check_inputs("ada/old", "ada/tuned", "ada/new", f"ada/{name}") for name in ("described", "bare")]
+    answer([[each.compatible, each.data.labels, each.data.images, each.data.notes] for each in facts])
+    """
+    described, bare = hub.client().ask(code)
+    assert described == [True, list(LABELS), {"train": 8}, []]
+    assert bare[:2] == [True, None]
+    assert "known once the images are here" in bare[3][0]
+    assert not [record for record in hub.log if "parquet" in record.path and record.method == "GET"]
