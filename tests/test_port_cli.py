@@ -38,7 +38,13 @@ def start(*arguments: object, module: tuple[str, ...] = ()) -> subprocess.Popen[
     # As many threads as here: sums that are divided otherwise differ in their last bits.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     command = [sys.executable, *(module or ("-m", "hf_retarget")), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # What a shell starts in the background ignores SIGINT, and so would its children; ours should heed it.
+    return subprocess.Popen(command, text=True, env=environment, preexec_fn=heed_interrupts, **pipes)
+
+
+def heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(path: Path, running: subprocess.Popen[str]) -> None:

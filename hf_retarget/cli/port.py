@@ -132,7 +132,8 @@ def describe_command(arguments: list[str]) -> str:
 
 def print_curves(figures: dict[str, Any]) -> None:
     """Show, to a person who watches, the validation accuracy of each method step by step."""
-    shown = {"port": figures["steps"], "naive": figures["naive_steps"], "oracle": figures["oracle_steps"]}
+    names = {"port": "steps", "naive": "naive_steps", "masked": "masked_steps", "oracle": "oracle_steps"}
+    shown = {name: figures[key] for name, key in names.items()}
     for name, steps in shown.items():
         if steps:
             best = max(step["top1"] for step in steps)

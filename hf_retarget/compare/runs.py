@@ -13,7 +13,7 @@ PORT = "port.json"
 FORMAT = "hf-retarget/port/1"
 """As in `hf_retarget.pipeline.document`, which would import torch; a test compares them."""
 
-SCORES = ("port", "naive", "control", "finetuned", "tuned", "tuned_target", "base")
+SCORES = ("port", "naive", "masked", "control", "finetuned", "tuned", "tuned_target", "base")
 """Test accuracies that a port.json may have, the most telling first."""
 
 SEEDS = ("port.seed", "finetune.seed")

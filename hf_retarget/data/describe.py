@@ -11,7 +11,7 @@ from hf_retarget.data.labels import Names, number_labels, select_classes
 from hf_retarget.data.load import is_on_hub, open_source
 from hf_retarget.data.options import DataOptions
 from hf_retarget.data.source import Source, choose_splits
-from hf_retarget.data.tables import find_columns, try_loading
+from hf_retarget.data.tables import ask_hub, find_columns, try_loading
 from hf_retarget.errors import DataError
 
 
@@ -66,7 +66,7 @@ def _on_hub(reference: str, options: DataOptions, token: str | None) -> DataFact
     name, _, revision = reference.partition("@")
     asked = revision or options.revision
     load = partial(load_dataset_builder, name, name=options.config, revision=asked, token=token)
-    builder = try_loading(load, f"dataset '{name}' cannot be found on the Hub")
+    builder = try_loading(partial(ask_hub, load, name), f"dataset '{name}' cannot be found on the Hub")
     info = builder.info
     splits = {split: (about.num_examples or None) for split, about in (info.splits or {}).items()}
     if splits:

@@ -34,7 +34,7 @@ def open_hub(reference: str, options: DataOptions, token: str | None = None) -> 
     asked = revision or options.revision
     load = partial(load_dataset, name, name=options.config, revision=asked, token=token)
     failure = f"dataset '{name}' cannot be loaded from the Hub"
-    tables = _splits_of(try_loading(partial(_ask_hub, load, name), failure, bars=sys.stderr.isatty()))
+    tables = _splits_of(try_loading(partial(ask_hub, load, name), failure, bars=sys.stderr.isatty()))
     return open_tables(name, tables, options, revision=_commit(tables) or asked)
 
 
@@ -199,8 +199,15 @@ def _bars(shown: bool) -> Iterator[None]:
             enable_progress_bars()
 
 
-def _ask_hub(load: Callable[[], Any], name: str) -> Any:
-    """Where the Hub itself is the matter, in its words; what a dataset lacks, `datasets` words better."""
+def ask_hub(load: Callable[[], Any], name: str) -> Any:
+    """Call `load`, again if need be; where the Hub itself is the matter, in our words.
+
+    What a dataset lacks, `datasets` words better.
+
+    Example:
+        >>> ask_hub(lambda: "dataset", "org/name")
+        'dataset'
+    """
     try:
         return ask(load)
     except Exception as error:

@@ -44,7 +44,9 @@ class Whole:
         self, repository: str, revision: str | None, *, config: bool, allow_pickle: bool, token: str | None
     ) -> tuple[Path, str | None]:
         """Download all files, or find them in the cache."""
-        return fetch_model(repository, revision, config=config, allow_pickle=allow_pickle, token=token)
+        folder, commit = fetch_model(repository, revision, config=config, allow_pickle=allow_pickle, token=token)
+        fetch_card(repository, commit, token)  # into the same folder: it may tell the licence
+        return folder, commit
 
     def read(self, files: Iterable[Path], *, allow_pickle: bool) -> dict[str, Tensor]:
         """Read all numbers."""
@@ -146,7 +148,6 @@ def _on_hub(
 ) -> _Stored:
     repository, revision = split_revision(text)
     folder, commit = access.fetch(repository, revision, config=arch is None, allow_pickle=allow_pickle, token=token)
-    fetch_card(repository, commit, token)  # into the same folder, where the next line finds it
     return replace(_in_folder(folder, text, arch, options, allow_pickle), revision=commit, hub_id=repository)
 
 

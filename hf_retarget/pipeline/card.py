@@ -16,6 +16,7 @@ ROWS = {
     "tuned": "tuned source",
     "base": "new base as it is",
     "naive": "naive port",
+    "masked": "the same mask without matching",
     "oracle": "port with the oracle's permutation",
     "control": "plain fine-tuning, same price",
     "tuned_target": "real fine-tuning of the new base",
@@ -33,10 +34,9 @@ def describe_rows(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         [('port (best step 7 of 10)', {'top1': 0.5})]
     """
     best = {"port": f" (best step {document['best_step']} of {document['steps_planned']})"}
-    for name in ("naive", "oracle"):
+    for name in ("naive", "masked", "oracle"):
         if document.get(f"{name}_best_step"):
-            masked = "same mask, " if name == "naive" and document.get("naive_method") == "naive-sign" else ""
-            best[name] = f" ({masked}best step {document[f'{name}_best_step']})"
+            best[name] = f" (best step {document[f'{name}_best_step']})"
     if document.get("gradients"):
         best["control"] = f" ({document['gradients']['control']:,} minibatches)"
     return [

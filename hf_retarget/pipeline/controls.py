@@ -30,12 +30,14 @@ class Measured:
 
     weights: dict[str, Tensor] = field(repr=False)
     scores: dict[str, Score] = field(repr=False)
-    """By name: port, naive, oracle, control, base, tuned, tuned_target, finetuned; those that there are."""
+    """By name: port, naive, masked, oracle, control, base, tuned, tuned_target, finetuned; those that there are."""
     levels: dict[str, float]
     """Accuracy on validation of what makes no steps: base, tuned, tuned_target."""
     naive: Walk | None
+    masked: Walk | None
     oracle: Walk | None
-    """Ports with other permutations, to compare with; the oracle's only for those who have the real fine-tuning."""
+    """Ports without a permutation and with another one, to compare with: the mask alone for sign-masked ports, the
+    oracle's for those who have the real fine-tuning."""
     gradients: int
     """Gradients of a minibatch that the port took, on both sides together."""
     control_steps: int
@@ -72,10 +74,11 @@ class _Measuring:
         weights = self.found.best.weights
         self._score("port", lambda: self.judge.load(weights))
         tuned_on = self._train("finetuned", weights, self.recipe.finetune, self._gradients)
-        naive = oracle = None
+        naive = masked = oracle = None
         real = inputs.tuned_target
         if control != "none":
-            naive = self._walk("naive", self.task.unmatched, "porting naively")
+            naive = self._walk("naive", "naive", "porting naively")
+            masked = self._walk("masked", "naive-sign", "porting with the mask alone") if self.task.masked else None
             oracle = self._walk("oracle", "oracle", "porting with the oracle's permutation") if real else None
             self._level("tuned", inputs.tuned.in_float32())
             self._level("base", inputs.heads.target)
@@ -88,6 +91,7 @@ class _Measuring:
             scores=self.scores,
             levels=self.levels,
             naive=naive,
+            masked=masked,
             oracle=oracle,
             gradients=self._gradients,
             control_steps=self._control_options().steps if control == "full" else 0,

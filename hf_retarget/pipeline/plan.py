@@ -68,8 +68,8 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
     after = recipe.finetune.total_steps(len(inputs.data.train))
     extra = -(-after * recipe.finetune.batch_size // recipe.port.batch_size)
     control = gradients + extra if recipe.port.control == "full" else 0
-    naive = count_gradients(task.unmatched, task.steps, recipe.port.grad_batches)
-    compared = control + (naive if recipe.port.control != "none" else 0)
+    masked = count_gradients("naive-sign", task.steps, recipe.port.grad_batches) if task.masked else 0
+    compared = control + (masked if recipe.port.control != "none" else 0)
     return Plan(
         architecture=inputs.target.architecture,
         parameters=_size(inputs),

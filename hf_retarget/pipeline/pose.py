@@ -162,9 +162,9 @@ class Task:
         return self.problem.trajectory.steps
 
     @property
-    def unmatched(self) -> str:
-        """The method that does the same without a permutation: the naive port, with which this one is compared."""
-        return "naive-sign" if self.permutation is None and self.method.endswith("-sign") else "naive"
+    def masked(self) -> bool:
+        """Whether steps are masked by signs, so that the mask alone must be compared with, too."""
+        return self.permutation is None and self.method in ("fgmt-sign", "naive-sign")
 
     def advance(self, state: State | None) -> Iterator[State]:
         """The states after each step, from the beginning or from where another run stopped."""

@@ -10,10 +10,11 @@ from hf_retarget.evaluate import Score
 _CLEAR = 2.0  # standard errors
 
 
-def judge_port(scores: Mapping[str, Score], *, minibatches: int, control: str, naive: str = "naive") -> str:
+def judge_port(scores: Mapping[str, Score], *, minibatches: int, control: str) -> str:
     """One line: the accuracy, what it is compared with, whether the difference is more than chance, and what next.
 
-    `minibatches` is the price of the control, `naive` the method of the naive port.
+    `minibatches` is the price of the control. What the matching is worth is seen against the port without it: the
+    naive one, or, if its steps were masked, the one with the mask alone. Fine-tuning after the port does not count.
 
     Example:
         >>> score = Score(1.0, 0.6, None, 400, (), (), ())
@@ -26,10 +27,11 @@ def judge_port(scores: Mapping[str, Score], *, minibatches: int, control: str, n
     ours = scores[name]
     what = "port and fine-tuning" if name == "finetuned" else "the port"
     start = f"{ours.top1:.1%} of {ours.count:,} test images"
-    other = scores.get("naive")
-    if other is scores["port"]:  # the port is the naive one
+    rival = "masked" if "masked" in scores else "naive"
+    port, other = scores["port"], scores.get(rival)
+    if other is port:  # the port is the naive one
         other = None
-    beside = f", {_difference(ours, other)} against the naive port" if other else ""
+    beside = f"; the matching itself was worth {_difference(port, other)}" if other else ""
     if "control" not in scores:
         why = "not compared with plain fine-tuning; --control full does" if control != "full" else "there is no control"
         return f"Undecided: {start}{beside}; {why}."
@@ -39,8 +41,9 @@ def judge_port(scores: Mapping[str, Score], *, minibatches: int, control: str, n
         return f"Undecided: {start}, {against}{beside}; {what} may be as good, more test images would tell."
     if plain.top1 > ours.top1:
         return f"Not worth it: {start}, {against}{beside}; fine-tune the new base directly."
-    if other and not _is_clear(ours, other):
-        return f"Worth it, but not for its permutation: {start}, {against}{beside}; --method {naive} is as good."
+    if other and not (_is_clear(port, other) and port.top1 > other.top1):
+        method = "naive-sign" if rival == "masked" else "naive"
+        return f"Worth it, but not for its permutation: {start}, {against}{beside}; --method {method} is as good."
     further = "fine-tune it on to go further" if name == "port" else "fine-tune longer to go further"
     return f"Worth it: {start}, {against}{beside}; {further}."
 

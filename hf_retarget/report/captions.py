@@ -19,15 +19,15 @@ def caption_curve(document: Document) -> str:
         f"Each step adds a little more of the fine-tuning to the new base. The port is best at step {best['step']}: "
         f"{percent(best['top1'])}; guessing gives {percent(guess)}. "
     )
-    naive = list_walks(document).get("naive")
-    if naive:
-        top = max(each["top1"] for each in naive)
+    walks = list_walks(document)
+    rival = "masked" if "masked" in walks else "naive"
+    if rival in walks:
+        top = max(each["top1"] for each in walks[rival])
+        what = "the mask alone" if rival == "masked" else "the naive port"
         if best["top1"] > top + 0.05:
-            words += (
-                f"Without matching, the naive port gets no further than {percent(top)}: the matching does the work."
-            )
+            words += f"Without matching, {what} gets no further than {percent(top)}: the matching does the work."
         else:
-            words += f"The naive port gets to {percent(top)} without any matching: here, the matching does little."
+            words += f"Without any matching, {what} gets to {percent(top)}: here, the matching does little."
     last = document["steps"][-1]
     if best["top1"] > last["top1"] + 0.02:
         words += f" After the best step it falls to {percent(last['top1'])}, so the port stops at the best one."

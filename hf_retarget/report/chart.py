@@ -25,6 +25,7 @@ COLOURS = {
     "port": "#2563eb",
     "finetuned": "#7c3aed",
     "naive": "#c2410c",
+    "masked": "#4d7c0f",
     "control": "#0f766e",
     "oracle": "#a16207",
     "tuned": "#be185d",

@@ -13,6 +13,7 @@ Document = Mapping[str, Any]
 WORDS = {
     "port": "port",
     "naive": "naive",
+    "masked": "mask alone",
     "control": "control",
     "finetuned": "fine-tuned on",
     "tuned": "tuned source",
@@ -23,7 +24,16 @@ WORDS = {
 
 _PAINTS = ("port", "naive", "control", "finetuned", "oracle", "tuned")
 _STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-_MARKS = {"port": "o", "finetuned": "D", "control": "v", "naive": "s", "tuned": "*", "tuned_target": "^", "base": "x"}
+_MARKS = {
+    "port": "o",
+    "finetuned": "D",
+    "control": "v",
+    "naive": "s",
+    "masked": "P",
+    "tuned": "*",
+    "tuned_target": "^",
+    "base": "x",
+}
 _NAME = 30  # letters of a group's name in a chart; if one has more, the groups are numbered there
 
 

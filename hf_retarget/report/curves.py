@@ -11,7 +11,8 @@ Document = dict[str, Any]
 Points = list[tuple[float, float]]
 
 WALKS = {"port": ("steps", "port", "o-"), "oracle": ("oracle_steps", "oracle's permutation", "^-.")} | {
-    "naive": ("naive_steps", "naive port", "s--")
+    "masked": ("masked_steps", "mask alone", "P:"),
+    "naive": ("naive_steps", "naive port", "s--"),
 }
 LEVELS = {
     "tuned": "tuned source, on the old base",

@@ -16,6 +16,7 @@ WORDS = {
     "finetuned": "port, fine-tuned on",
     "control": "plain fine-tuning of the new base, same price",
     "naive": "naive port, no neuron matched",
+    "masked": "the same mask, no neuron matched",
     "oracle": "port with the oracle's permutation",
     "tuned_target": "real fine-tuning of the new base",
     "tuned": "the fine-tuning on the old base",
@@ -39,7 +40,7 @@ def split_verdict(verdict: str) -> tuple[str, str, str]:
 def list_facts(document: Document) -> list[tuple[str, str, str]]:
     """The test accuracies that one should see first: figure, words, and what colour they have."""
     test = document["test"]
-    shown = [name for name in ("finetuned", "port", "control", "naive", "oracle", "tuned") if name in test]
+    shown = [name for name in ("finetuned", "port", "control", "naive", "masked", "oracle", "tuned") if name in test]
     return [(percent(test[name]["top1"]), WORDS[name], _KINDS.get(name, name)) for name in shown]
 
 
@@ -58,7 +59,7 @@ def list_steps(document: Document) -> list[tuple[str, ...]]:
     rows = []
     for each in document["steps"]:
         others = [percent(walks[name][each["step"]]["top1"]) if each["step"] in walks.get(name, {}) else "–"
-                  for name in ("naive", "oracle")]  # fmt: skip
+                  for name in ("naive", "masked", "oracle")]  # fmt: skip
         rows.append(
             (
                 f"{each['step']}{' ★' if each['step'] == document['best_step'] else ''}",

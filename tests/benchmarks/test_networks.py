@@ -42,7 +42,9 @@ def test_something_of_the_image_is_left_at_the_end_of_conv8():
     assert answers.std(0).mean() > 0.01
 
 
-@pytest.mark.parametrize("make", [lambda: MLP(16), lambda: Conv8(0.125), ResNet20, small_vit], ids=str)
+@pytest.mark.parametrize(
+    "make", [lambda: MLP(16), lambda: Conv8(0.125), ResNet20, small_vit], ids=["mlp", "conv8", "resnet20", "vit"]
+)
 def test_every_neuron_that_may_move_is_found(make):
     net = seeded(make, 0)
     channels, height, width = net.pretrained_cfg["input_size"]

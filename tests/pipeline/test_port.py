@@ -257,7 +257,7 @@ def test_the_report_is_about_this_port(planted):
 
 def test_a_report_that_fails_costs_nothing_but_itself(ported, tmp_path, monkeypatch):
     broken = dataclasses.replace(ported, figures=ported.figures | {"inputs": {}})
-    monkeypatch.setattr(result, "write_card", lambda *_: "")
+    monkeypatch.setattr(result, "card_of_port", lambda *_: "")
     with pytest.warns(UserWarning, match=r"no report.html: KeyError"):
         broken.save(tmp_path / "saved")
     same_files(ported.save(tmp_path / "whole"), tmp_path / "saved")
@@ -415,9 +415,11 @@ def test_every_method_can_be_ported_with(method, gradients, nets, pictures):
     assert len(found.figures["oracle_steps"]) == 3
     assert (found.figures["steps"][-1]["cosines"] is None) is method.startswith("naive")
     assert (found.permutation == found.graph.identity()) is method.startswith("naive")
-    assert found.figures["naive_method"] == ("naive-sign" if method.endswith("-sign") else "naive")
-    port, naive = (found.figures["test"][name]["loss"] for name in ("port", "naive"))
-    assert (port == naive) is method.startswith("naive")
+    assert ("masked" in found.figures["test"]) is method.endswith("-sign")
+    assert bool(found.figures["masked_steps"]) is method.endswith("-sign")
+    unmatched = "masked" if method.endswith("-sign") else "naive"
+    port, other = (found.figures["test"][name]["loss"] for name in ("port", unmatched))
+    assert (port == other) is method.startswith("naive")
 
 
 # ---- permutations, trajectories and heads that are there already
