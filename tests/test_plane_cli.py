@@ -50,8 +50,9 @@ def models(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_line_prints_its_barrier(models, tmp_path):
+def test_a_line_prints_its_barrier(models, tmp_path, monkeypatch):
     out = tmp_path / "line"
+    monkeypatch.setattr(sys, "argv", ["hf-retarget", "plane", "--token", "hf_secret"])
     result = run("--models", models / "a", models / "b", *SHORT, "--out", out, "--token", "hf_secret")
     assert result.exit_code == 0, result.output
     figures = json.loads((out / "plane.json").read_text())
@@ -62,7 +63,7 @@ def test_a_line_prints_its_barrier(models, tmp_path):
     assert end == f"5 points; pictures and figures in {out}"
     assert (figures["kind"], figures["data"]["images"], len(figures["points"])) == ("line", 12, 5)
     assert not any(b"hf_secret" in path.read_bytes() for path in out.iterdir())
-    assert figures["command"].startswith("hf-retarget ")
+    assert figures["command"] == "hf-retarget plane"
 
 
 def test_three_models_make_a_plane_in_one_document(models, tmp_path):
