@@ -10,7 +10,6 @@ peak memory is what it took beyond them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import statistics
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from loopback_hub import Hub
 
+from hf_retarget.files import hash_file
 from hf_retarget.models import load_checkpoint, save_model
 
 MEASURE = """
@@ -71,7 +71,7 @@ def main_rows(model: str, runs: int, place: Path) -> tuple[float, list[Row]]:
     weights = folder / "model.safetensors"
     rows = [
         _local("copy the file", runs, lambda: shutil.copyfile(weights, place / "copy")),
-        _local("sha256 of the file", runs, lambda: _sha256(weights)),
+        _local("sha256 of the file", runs, lambda: hash_file(weights)),
     ]
     for kind, limit in (("plain LFS", 1 << 40), ("multipart", 1)):
         rows += _remote(kind, limit, runs, place, folder)
@@ -104,14 +104,6 @@ def _remote(kind: str, multipart_from: int, runs: int, place: Path, folder: Path
         | {name: statistics.median(row[name] for row in rows) for name in ("seconds", "memory", "requests")}
         for what, rows in found.items()
     ]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @click.command(help=__doc__)

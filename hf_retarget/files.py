@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,3 +64,35 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118  not a dict
     except (SafetensorError, ValueError) as error:
         raise OSError(str(error)) from error
+
+
+def hash_file(path: Path) -> str:
+    """The sha256 of a file.
+
+    Example:
+        >>> hash_file(Path("tuned/model.safetensors"))      # doctest: +SKIP
+        '9f86d0818…'
+    """
+    with Path(path).open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def hash_tensors(weights: Mapping[str, Tensor]) -> str:
+    """The sha256 of names, dtypes, shapes and numbers, for weights that are in no file.
+
+    Example:
+        >>> import torch
+        >>> hash_tensors({"w": torch.zeros(2)}) == hash_tensors({"w": torch.zeros(3)})
+        False
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

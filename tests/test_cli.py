@@ -11,11 +11,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import timm
 from click.testing import CliRunner, Result
 
 import hf_retarget as rt
 from hf_retarget.cli import main
 from hf_retarget.cli.inspect import write
+from hf_retarget.models import load_checkpoint, save_model
 
 
 def run(*arguments: str) -> Result:
@@ -176,3 +178,37 @@ def test_demo_tells_the_whole_story(tmp_path):
     assert (tmp_path / "demo" / "ported" / "model.safetensors").exists()
     for words in ("old base", "new base", "fine-tuning", "naive", "port (best step", str(tmp_path / "demo" / "ported")):
         assert words in result.stdout
+
+
+# ---- models that are stored somewhere
+
+
+@pytest.fixture(scope="module")
+def gray(tmp_path_factory) -> Path:
+    model = timm.create_model("test_vit", num_classes=3, in_chans=1)
+    return save_model(tmp_path_factory.mktemp("models") / "gray", model.state_dict(), load_checkpoint(model))
+
+
+def test_a_folder_is_inspected_as_its_files_say(gray):
+    result = run("inspect", str(gray), "--json", "--check")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    built = timm.create_model("test_vit", num_classes=3, in_chans=1)
+    assert found["parameters"] == sum(parameter.numel() for parameter in built.parameters())
+    assert found["check"]["passed"]
+
+
+def test_a_folder_of_transformers_is_inspected(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=4)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    result = run("inspect", str(tmp_path / "vit"), "--check")
+    assert result.exit_code == 0, result.output
+    assert "unknown operators   none" in result.stdout
+
+
+def test_a_folder_takes_no_options_of_architectures(gray):
+    result = run("inspect", str(gray), "--in-chans", "3", "--img-size", "64")
+    assert result.exit_code == 2
+    assert "--in-chans, --img-size: " in result.stderr

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_retarget.files import atomic_path
-from hf_retarget.models.read import hash_tensors
+from hf_retarget.files import atomic_path, hash_tensors
 
 DONE = "done.json"
 

@@ -14,6 +14,8 @@ from hf_retarget.cli.progress import status
 from hf_retarget.files import atomic_path
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from hf_retarget.graph import PermutationGraph
     from hf_retarget.graph.check import CheckResult
 
@@ -21,6 +23,8 @@ _EXAMPLE = """\b
 Examples:
   hf-retarget inspect resnet18
   hf-retarget inspect vit_base_patch16_224 --html vit.html
+  hf-retarget inspect ported/ --check
+  hf-retarget inspect timm/resnet18.a1_in1k@main
   hf-retarget inspect swin_tiny_patch4_window7_224 --check --json
   hf-retarget inspect mypackage.mymodule:make_model --save graph.json
 """
@@ -55,8 +59,8 @@ def inspect(
 ) -> None:
     """Show which neurons of MODEL may be permuted without changing its function.
 
-    MODEL is a name of timm, hf-hub:ORG/NAME, local-dir:FOLDER, or package.module:factory. It is built without
-    weights: nothing is downloaded but, for the Hub, its configuration.
+    MODEL is a name of timm, an id of the Hub (org/name@revision), a folder, or package.module:factory. It is built
+    without weights: nothing is downloaded but, for the Hub, its configuration and the headers of its weights.
     """
     from hf_retarget.inspect import draw_page, draw_picture, print_summary, summarise
 
@@ -85,14 +89,39 @@ def derive(model: str, run_check: bool, options: dict[str, Any]) -> tuple[Permut
     """
     with status(f"tracing {model}"):
         import hf_retarget as rt
-        from hf_retarget.models import empty_model
 
-        built = empty_model(model, **options)
-        graph = rt.trace(built)
+        built, example = _stored(model, options) if _is_stored(model) else _known(model, options)
+        graph = rt.trace(built, example)
     if not run_check:
         return graph, None
     with status(f"checking {model}"):
-        return graph, rt.check(built, graph)
+        return graph, rt.check(built, graph, example)
+
+
+def _is_stored(model: str) -> bool:
+    return Path(model).is_dir() or "/" in model or model.startswith(("local-dir:", "hf-hub:", "hf_hub:"))
+
+
+def _known(model: str, options: dict[str, Any]) -> tuple[nn.Module, None]:
+    """A model that timm or a factory makes; timm says what goes in."""
+    from hf_retarget.models import empty_model
+
+    return empty_model(model, **options), None
+
+
+def _stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
+    """A model that is somewhere with its weights, and an image for it; its files decide about everything."""
+    import torch
+
+    from hf_retarget.models.peek import peek_checkpoint
+    from hf_retarget.pipeline.start import choose_preprocess
+
+    if options:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise click.UsageError(f"{given}: '{model}' is what its files say; give the name of an architecture instead.")
+    checkpoint = peek_checkpoint(model).checkpoint
+    size = choose_preprocess(checkpoint).input_size
+    return checkpoint.skeleton(), torch.zeros(2, *size)
 
 
 def write(path: Path, text: str) -> None:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hf_retarget.errors import DataError, PortError
+from hf_retarget.files import hash_tensors
 from hf_retarget.finetune.checkpoint import CheckpointFile, Training
 from hf_retarget.finetune.freezing import frozen_parts
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.finetune.recorder import TrajectoryRecorder
-from hf_retarget.matching.gradients import weights_hash
 from hf_retarget.progress import SILENT, Progress
 
 Batch = tuple[Any, Tensor]
@@ -192,7 +192,7 @@ def _due(step: int, every: int, last: bool) -> bool:
 
 def _key(model: nn.Module, split: TrainSplit, options: TrainOptions) -> dict[str, Any]:
     """All that the course of a fine-tuning depends on, as far as it is cheap to know."""
-    key = {"start": weights_hash(model.state_dict())[:20], "images": len(split), **asdict(options)}
+    key = {"start": hash_tensors(model.state_dict())[:20], "images": len(split), **asdict(options)}
     del key["checkpoint_every"]
     return key
 

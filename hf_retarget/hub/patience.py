@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from hf_retarget.errors import RetargetError
@@ -58,7 +59,7 @@ def ask(call: Callable[[], T]) -> T:
         '491b427b…'
     """
     patience, waited, wait = read_patience(), 0.0, _FIRST_WAIT
-    with watching(patience):
+    with watching(patience), _client_says_nothing():
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return call()
@@ -73,6 +74,18 @@ def ask(call: Callable[[], T]) -> T:
             time.sleep(pause)
             waited, wait = waited + pause, min(_LONGEST_WAIT, 2 * wait)
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def _client_says_nothing() -> Iterator[None]:
+    """The client warns of each of its own attempts, twice; what a person needs is said here, once."""
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _asked_to_wait(error: BaseException) -> float:

@@ -149,18 +149,3 @@ class GradientCache:
         with atomic_path(path) as temporary:
             save_file(gradient, temporary)
         return gradient
-
-
-def weights_hash(weights: Mapping[str, Tensor]) -> str:
-    """A hash of names, shapes, types and values.
-
-    Example:
-        >>> weights_hash({"w": torch.zeros(2)}) == weights_hash({"w": torch.zeros(2)})
-        True
-    """
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
+from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.models.build import is_factory, is_timm, near_timm_names
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import CONFIG, Description, describe_architecture, describe_module, read_config
 from hf_retarget.models.fit import fit_weights, strip_prefixes
 from hf_retarget.models.hub import fetch_card, fetch_model, read_licence, split_revision
 from hf_retarget.models.library import LIBRARIES, find_library
-from hf_retarget.models.read import SUFFIXES, hash_file, hash_tensors, read_weights, weight_files
+from hf_retarget.models.read import SUFFIXES, read_weights, weight_files
 from hf_retarget.models.sizes import infer_sizes
 from hf_retarget.models.tensors import most_common_dtype
 

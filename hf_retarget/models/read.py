@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from collections.abc import Iterable, Mapping
@@ -97,35 +96,6 @@ def read_weights(files: Iterable[Path], *, allow_pickle: bool = False) -> dict[s
     if not weights:
         raise ModelError("there are no tensors in the weights")
     return weights
-
-
-def hash_file(path: Path) -> str:
-    """The sha256 of a file.
-
-    Example:
-        >>> hash_file(Path("tuned/model.safetensors"))      # doctest: +SKIP
-        '9f86d0818…'
-    """
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
-
-
-def hash_tensors(weights: Mapping[str, Tensor]) -> str:
-    """The sha256 of names, dtypes, shapes and numbers, for weights that are in no file.
-
-    Example:
-        >>> hash_tensors({"w": torch.zeros(2)}) == hash_tensors({"w": torch.zeros(3)})
-        False
-    """
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _read_safe(path: Path) -> dict[str, Tensor]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_retarget.errors import PermutationError, RetargetError
+from hf_retarget.files import hash_tensors
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.matching.methods import match
-from hf_retarget.models.read import hash_tensors
 from hf_retarget.pipeline.held import derive_graph
 from hf_retarget.pipeline.start import doing
 from hf_retarget.progress import Progress

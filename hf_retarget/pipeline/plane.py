@@ -13,10 +13,10 @@ from torch import nn
 from hf_retarget.data import ImageData, load_data
 from hf_retarget.devices import choose_device
 from hf_retarget.errors import DataError, ModelError
+from hf_retarget.files import hash_tensors
 from hf_retarget.graph import PermutationGraph
 from hf_retarget.landscape import Basis, Grid, lay_grid, span
 from hf_retarget.models import Checkpoint, check_alike, load_checkpoint
-from hf_retarget.models.read import hash_tensors
 from hf_retarget.pipeline.arrange import Arranged, Permute, arrange
 from hf_retarget.pipeline.clock import Clock
 from hf_retarget.pipeline.inputs import Reference, settle_recipe

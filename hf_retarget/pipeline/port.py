@@ -12,9 +12,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from hf_retarget.errors import PortError
+from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.graph import Permutation
-from hf_retarget.matching.gradients import weights_hash
-from hf_retarget.models.read import hash_file
 from hf_retarget.pipeline.controls import measure
 from hf_retarget.pipeline.document import compose_document
 from hf_retarget.pipeline.inputs import Reference
@@ -186,12 +185,12 @@ class _Run:
         if inputs.tuned_target is not None:
             weights["tuned_target"] = inputs.tuned_target.in_float32()
         return {
-            **{name: weights_hash(tensors)[:20] for name, tensors in weights.items()},
+            **{name: hash_tensors(tensors)[:20] for name, tensors in weights.items()},
             "data": inputs.data.fingerprint,
             "port": asdict(recipe.port),
             "finetune": asdict(recipe.finetune),
             "graph": self.prepared.derived.graph.fingerprint[:20],
-            "permutation": weights_hash(given.indices)[:20] if given else None,
+            "permutation": hash_tensors(given.indices)[:20] if given else None,
             "checkpoints": [hash_file(path) for path in find_checkpoints(checkpoints)] if checkpoints else None,
             "precision": str(self.accelerator.mixed_precision),
             "dtype": str(self.dtype),

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hf_retarget.errors import PortError
+from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.graph import Permutation, PermutationGraph
-from hf_retarget.matching.gradients import Batch, GradientCache, Gradients, weights_hash
+from hf_retarget.matching.gradients import Batch, GradientCache, Gradients
 from hf_retarget.matching.methods import begin, run
 from hf_retarget.matching.objective import Compression
 from hf_retarget.matching.problem import MatchOptions, Problem, State
 from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajectory, Trajectory, transplant
-from hf_retarget.models.read import hash_file
 from hf_retarget.pipeline.clock import Clock
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.pipeline.reuse import load_permutation
@@ -227,9 +227,9 @@ def _make_trajectory(
     """The trajectory, and all that it depends on besides the options."""
     if checkpoints is None:
         line = LinearTrajectory(source, tuned, options.steps, options.schedule)
-        return line, {"source": weights_hash(source), "tuned": weights_hash(tuned)}
+        return line, {"source": hash_tensors(source), "tuned": hash_tensors(tuned)}
     paths = find_checkpoints(checkpoints)
-    facts = {"source": weights_hash(source), "checkpoints": [hash_file(path) for path in paths]}
+    facts = {"source": hash_tensors(source), "checkpoints": [hash_file(path) for path in paths]}
     return CheckpointTrajectory(source, paths), facts
 
 

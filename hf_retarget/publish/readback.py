@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_retarget.files import load_tensors
+from hf_retarget.files import hash_file, load_tensors
 from hf_retarget.hub import ask
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def find_difference(api: HfApi, repository: str, commit: str, files: Mapping[str
     for name, path in files.items():
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
             got = Path(ask(lambda: _download(api, repository, name, commit, place)))  # noqa: B023  called at once
-            if _sha256(got) != _sha256(path):
+            if hash_file(got) != hash_file(path):
                 return name
             if got.suffix == ".safetensors" and not _loads(got):
                 return name
@@ -40,11 +39,3 @@ def _loads(path: Path) -> bool:
         return bool(load_tensors(path)[0])
     except OSError:
         return False
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -105,3 +105,11 @@ def test_words(connected: Hub) -> None:
     assert explain(ValueError("no"), "ada/x") is None
     with pytest.raises(RetargetError, match="unchanged"), explained(ModelError, "ada/x"):
         raise RetargetError("unchanged")
+
+
+def test_a_person_is_told_once_of_each_attempt(connected: Hub, pauses: list[float], caplog, tmp_path) -> None:
+    connected.repository("ada/vit", {"config.json": b"{}"})
+    connected.fail("resolve", 503, times=2)
+    ask(lambda: hf_hub_download("ada/vit", "config.json", cache_dir=tmp_path))
+    assert pauses, "the client itself asked again"
+    assert [each.name for each in caplog.records if each.name.startswith("huggingface_hub")] == []

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from hf_retarget.errors import MatchError
-from hf_retarget.matching.gradients import GradientCache, Gradients, matching_mode, weights_hash
+from hf_retarget.files import hash_tensors
+from hf_retarget.matching.gradients import GradientCache, Gradients, matching_mode
 
 
 def batches(count: int, size: int = 6, seed: int = 0):
@@ -107,11 +108,11 @@ def test_cache_keeps_gradients_by_everything_they_depend_on(tmp_path):
     assert asked == [1.0, 3.0, 4.0, 5.0]
 
 
-def test_weights_hash_sees_names_shapes_and_values():
+def test_hash_tensors_sees_names_shapes_and_values():
     base = {"a": torch.zeros(2), "b": torch.tensor(1.0)}
-    assert weights_hash(base) == weights_hash(dict(reversed(base.items())))
+    assert hash_tensors(base) == hash_tensors(dict(reversed(base.items())))
     for other in ({"a": torch.zeros(3)}, {"a": torch.ones(2)}, {"a": torch.zeros(2).double()}):
-        assert weights_hash(base | other) != weights_hash(base)
+        assert hash_tensors(base | other) != hash_tensors(base)
 
 
 TWO_PROCESSES = """
