@@ -33,7 +33,7 @@ Examples:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite")  # what a plan does not need
 
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 
 Row = tuple[str, ...]
 
@@ -145,7 +145,7 @@ def sparkline(steps: list[dict[str, Any]]) -> str:
 
     Example:
         >>> sparkline([{"top1": 0.0}, {"top1": 0.5}, {"top1": 1.0}])
-        ' ▄█'
+        '▁▅█'
     """
     return "".join(_BARS[round(step["top1"] * (len(_BARS) - 1))] for step in steps)
 

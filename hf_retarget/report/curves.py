@@ -81,9 +81,14 @@ def draw_curve(document: Document) -> Chart:
     axes.set_ylabel("validation accuracy")
     drawing.counts()
     drawing.legend()
+    others = [
+        f"{WALKS[name][1]}: at best {percent(max(each['top1'] for each in steps))}"
+        for name, steps in walks.items()
+        if name != "port"
+    ]
     return drawing.finish(
         f"Validation accuracy over {last} steps. The port is best at step {best['step']} with {percent(best['top1'])}. "
-        + "; ".join(same)
+        + "; ".join([*others, *same])
         + "."
     )
 

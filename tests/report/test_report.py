@@ -179,6 +179,7 @@ def test_captions_say_whether_it_is_good(document):
 
 def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
     assert "step 3\nport: 48.0%\nmask alone: 45.0%\nnaive port: 25.0%" in draw_curve(masked).inline
+    assert "mask alone: at best 45.0%; naive port: at best 25.0%" in draw_curve(masked).alt
     assert ("50.0%", "mask alone, no neuron matched", "masked") in list_facts(masked)
     at = list_step_columns(masked).index("mask alone")
     assert {row[at] for row in list_steps(masked)} == {"45.0%"}
@@ -204,6 +205,15 @@ def test_a_port_without_matching_is_not_compared_with_itself_nor_praised_for_mat
     assert "matching" not in caption_curve(masked)
     assert itself not in [kind for *_, kind in list_facts(masked)]
     assert theirs(masked) == ("naive" if method == "naive-sign" else None)
+
+
+def test_small_shares_can_be_told_apart_at_the_axis(documents):
+    steps = documents()["steps"]
+    for each in steps:
+        each["top1"] = 0.01
+    low = documents(classes=200, steps=5, naive_steps=None, levels={}, curves={}) | {"steps": steps}
+    marks = re.findall(r">([\d.]+%)<", draw_curve(low).inline)
+    assert len(marks) == len(set(marks)) > 2
 
 
 def test_only_what_was_run_has_a_column(document):
