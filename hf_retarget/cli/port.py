@@ -33,7 +33,7 @@ Examples:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite")  # what a plan does not need
 
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 
 Row = tuple[str, ...]
 
@@ -135,7 +135,7 @@ def print_curves(figures: dict[str, Any]) -> None:
     names = {"port": "steps", "naive": "naive_steps", "masked": "masked_steps", "oracle": "oracle_steps"}
     shown = {name: figures[key] for name, key in names.items()}
     for name, steps in shown.items():
-        if steps:
+        if steps and (name == "port" or steps != shown["port"]):  # a naive port is the naive one
             best = max(step["top1"] for step in steps)
             click.echo(f"{name:<6}  {sparkline(steps)}  best {best:.1%} on validation, {len(steps)} steps", err=True)
 
@@ -145,7 +145,7 @@ def sparkline(steps: list[dict[str, Any]]) -> str:
 
     Example:
         >>> sparkline([{"top1": 0.0}, {"top1": 0.5}, {"top1": 1.0}])
-        ' ▄█'
+        '▁▅█'
     """
     return "".join(_BARS[round(step["top1"] * (len(_BARS) - 1))] for step in steps)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.compare.runs import SCORES, SEEDS, Curve, Run, read_runs
+from hf_retarget.compare.runs import BESIDES, SCORES, SEEDS, Curve, Run, read_runs
 from hf_retarget.errors import RetargetError
 
 FORMAT = "hf-retarget/compare/1"
@@ -123,7 +123,7 @@ def compare_ports(folders: Sequence[str | Path], *, over: Sequence[str] = ()) ->
         raise RetargetError(
             f"there is no field '{unknown[0]}' to average over; say it like port.seed, data.seed, source, tuned, target"
         )
-    repeated = {*SEEDS, *over}
+    repeated = {*SEEDS, *BESIDES, *over}
     differing = _find_differing(runs, repeated)
     sorted_runs: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -184,7 +184,7 @@ def _warn(runs: Sequence[Run], groups: Sequence[Group], over: Sequence[str]) -> 
             which = "; ".join(f"{kind}: {_some(members)}" for kind, members in kinds.items())
             lines.append(f"not the same {words}, so differences may not be due to the port: {which}")
     for group in groups:
-        seeds = [tuple(repr(value) for value in run.fields.items()) for run in group.runs]
+        seeds = [tuple(repr(each) for each in run.fields.items() if each[0] not in BESIDES) for run in group.runs]
         for number, run in enumerate(group.runs):
             if seeds[number] in seeds[:number]:
                 other = group.runs[seeds.index(seeds[number])]

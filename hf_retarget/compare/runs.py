@@ -13,11 +13,14 @@ PORT = "port.json"
 FORMAT = "hf-retarget/port/1"
 """As in `hf_retarget.pipeline.document`, which would import torch; a test compares them."""
 
-SCORES = ("port", "naive", "masked", "control", "finetuned", "tuned", "tuned_target", "base")
+SCORES = ("port", "naive", "masked", "oracle", "control", "finetuned", "tuned", "tuned_target", "base")
 """Test accuracies that a port.json may have, the most telling first."""
 
 SEEDS = ("port.seed", "finetune.seed")
 """Fields that make a run a repetition of another."""
+
+BESIDES = ("port.check", "port.control", "port.samples")
+"""Fields that decide how a port is checked, compared and shown, not what it is."""
 
 _SIDES = ("source", "tuned", "target", "tuned_target")
 

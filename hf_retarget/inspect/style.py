@@ -57,7 +57,7 @@ def _variables(colours: dict[str, str]) -> str:
 
 COLOURS = f"""
 :root {{ color-scheme: light dark; {_variables(_LIGHT)} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {_variables(_DARK)} }} }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(_DARK)} }} }}
 """
 
 PICTURE = """

@@ -16,7 +16,7 @@ ROWS = {
     "tuned": "tuned source",
     "base": "new base as it is",
     "naive": "naive port",
-    "masked": "the same mask without matching",
+    "masked": "mask alone, no matching",
     "oracle": "port with the oracle's permutation",
     "control": "plain fine-tuning, same price",
     "tuned_target": "real fine-tuning of the new base",

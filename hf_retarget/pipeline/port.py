@@ -164,7 +164,8 @@ class _Run:
     def publish(self, result: PortResult) -> None:
         """Put the result into its place; only the main process writes."""
         if self.place and self.accelerator.is_main_process:
-            result.write(self.place.result)
+            for each in self.prepared.judge.progress.track([result], "writing model and report"):
+                each.write(self.place.result)
             self.place.publish()
         self.accelerator.wait_for_everyone()
 

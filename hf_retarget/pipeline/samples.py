@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KINDS = ("only ours", "only theirs", "neither", "both")
 """Who is right."""
 
+_RIVALS = ("control", "masked", "naive")  # the first that there is, unless it is the port itself
 _SIDE = 112  # pixels, at most
 _SMALL = 4096  # bytes up to which a picture is kept exactly
 _RULE = "as many of each kind as there are, up to a share; within a kind drawn at random with the seed of the port"
@@ -54,7 +55,7 @@ def draw_samples(test: Split, scores: Mapping[str, Score], count: int, seed: int
         {'only ours': 61, 'only theirs': 59, 'neither': 122, 'both': 358}
     """
     ours = "finetuned" if "finetuned" in scores else "port"
-    theirs = next((name for name in ("control", "naive") if name in scores and scores[name] is not scores[ours]), None)
+    theirs = next((name for name in _RIVALS if name in scores and scores[name] is not scores[ours]), None)
     mine = scores[ours].predictions
     other = scores[theirs].predictions if theirs else mine
     kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {kind: [] for kind in KINDS}

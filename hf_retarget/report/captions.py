@@ -22,16 +22,22 @@ def caption_curve(document: Document) -> str:
     walks = list_walks(document)
     rival = "masked" if "masked" in walks else "naive"
     if rival in walks:
-        top = max(each["top1"] for each in walks[rival])
-        what = "the mask alone" if rival == "masked" else "the naive port"
-        if best["top1"] > top + 0.05:
-            words += f"Without matching, {what} gets no further than {percent(top)}: the matching does the work."
-        else:
-            words += f"Without any matching, {what} gets to {percent(top)}: here, the matching does little."
+        words += _compare(document, rival, best["top1"], max(each["top1"] for each in walks[rival]))
     last = document["steps"][-1]
     if best["top1"] > last["top1"] + 0.02:
         words += f" After the best step it falls to {percent(last['top1'])}, so the port stops at the best one."
     return words.strip()
+
+
+def _compare(document: Document, rival: str, best: float, top: float) -> str:
+    """On what the port would be without matching."""
+    mask = "the mask, which takes of each step only what goes downhill for the new base"
+    if document["recipe"]["port"]["method"] == "naive-sign" and not document["permutation"]["given"]:
+        return f"No neuron is matched here; without {mask}, the naive port gets to {percent(top)}."
+    what = f"{mask}, alone" if rival == "masked" else "the naive port"
+    if best > top + 0.05:
+        return f"Without matching, {what} gets no further than {percent(top)}: the matching does the work."
+    return f"Without any matching, {what} gets to {percent(top)}: here, the matching does little."
 
 
 def caption_price(document: Document) -> str:
@@ -45,7 +51,7 @@ def caption_price(document: Document) -> str:
     what = "Port and fine-tuning" if "finetuned" in paid else "The port"
     return (
         words + f"{what} ends at {percent(last)} of the validation images, plain fine-tuning of the new base at "
-        f"{percent(plain)}. A port pays where its line is above the green one. The verdict is about the test images."
+        f"{percent(plain)}. A port pays where its line is above that one. The verdict is about the test images."
     )
 
 
@@ -115,7 +121,7 @@ def caption_classes(document: Document) -> str:
         return "There is nothing to compare with."
     up, down = (sum(sign * ((mine or 0) - (other or 0)) > 0 for _, mine, other in rows) for sign in (1, -1))
     what = "port and fine-tuning" if ours(document) == "finetuned" else "the port"
-    whom = "plain fine-tuning" if them == "control" else "the naive port"
+    whom = {"control": "plain fine-tuning", "masked": "the mask alone", "naive": "the naive port"}[them]
     few = "" if len(rows) <= 30 else " Shown are the 15 with the largest lead and the 15 with the largest lag."
     return f"On {up} of {len(rows)} classes {what} is above {whom}, on {down} below.{few}"
 

@@ -125,10 +125,8 @@ class Drawing:
             self.tip((axes or self.axes).axhspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
 
     def percents(self, axis: str = "y") -> None:
-        """Let the numbers at an axis be shares."""
-        from matplotlib.ticker import PercentFormatter
-
-        getattr(self.axes, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0))
+        """Let the numbers at an axis be shares; with decimals only where they are as small as that."""
+        getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
 
     def counts(self, axis: str = "x") -> None:
         """Let the numbers at an axis be whole ones."""

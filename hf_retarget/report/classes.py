@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
+from hf_retarget.report.curves import is_the_port
 from hf_retarget.report.page import percent
 
 Document = dict[str, Any]
@@ -13,6 +14,15 @@ _MANY = 30  # classes that fit into one chart; of more, the extremes are shown
 _CELLS = 20  # classes up to which every cell of the confusion matrix can be pointed at
 _NAME = 20  # letters
 
+WORDS = {
+    "port": "port",
+    "finetuned": "port, fine-tuned on",
+    "control": "plain fine-tuning",
+    "masked": "mask alone",
+    "naive": "naive port",
+}
+"""Whose accuracy it is."""
+
 
 def ours(document: Document) -> str:
     """Whose result counts: the port, or the port after fine-tuning."""
@@ -20,9 +30,11 @@ def ours(document: Document) -> str:
 
 
 def theirs(document: Document) -> str | None:
-    """What it is compared with: plain fine-tuning, else the naive port, else nothing."""
-    test = document["test"]
-    return next((name for name in ("control", "naive") if name in test and test[name] != test[ours(document)]), None)
+    """What it is compared with: plain fine-tuning, else the port without matching, else nothing."""
+    itself = {name for name in ("masked", "naive") if ours(document) == "port" and is_the_port(document, name)}
+    return next(
+        (name for name in ("control", "masked", "naive") if name in document["test"] and name not in itself), None
+    )
 
 
 def class_names(document: Document) -> list[str]:
@@ -58,17 +70,16 @@ def draw_classes(document: Document) -> Chart | None:
     drawing = Drawing("classes", 5.0, 1.3 + 0.24 * len(shown))
     axes, places = drawing.axes, list(range(len(shown)))
     us, them = ours(document), theirs(document)
-    words = {"port": "port", "finetuned": "port, fine-tuned on", "control": "plain fine-tuning", "naive": "naive port"}
     values = [row[1] for row in shown]
     if them:
         others = [float("nan") if row[2] is None else row[2] for row in shown]
         axes.hlines(places, others, values, color=COLOURS["line"], linewidth=2.5, zorder=2)
-        axes.plot(others, places, "v", color=COLOURS[them], label=words[them], zorder=3)
-    axes.plot(values, places, "o", color=COLOURS[us], label=words[us], zorder=4)
+        axes.plot(others, places, "v", color=COLOURS[them], label=WORDS[them], zorder=3)
+    axes.plot(values, places, "o", color=COLOURS[us], label=WORDS[us], zorder=4)
     drawing.rows(
         places,
         [
-            f"{name}\n{words[us]}: {percent(mine)}" + (f"\n{words[them]}: {percent(other)}" if them else "")
+            f"{name}\n{WORDS[us]}: {percent(mine)}" + (f"\n{WORDS[them]}: {percent(other)}" if them else "")
             for name, mine, other in shown
         ],
     )
@@ -81,7 +92,7 @@ def draw_classes(document: Document) -> Chart | None:
     better = sum((mine or 0) > (other or 0) for _, mine, other in rows) if them else 0
     return drawing.finish(
         f"Test accuracy on {len(shown)} of {len(rows)} classes"
-        + (f"; {words[us]} is above {words[them]} on {better} of them." if them else ".")
+        + (f"; {WORDS[us]} is above {WORDS[them]} on {better} of them." if them else ".")
     )
 
 

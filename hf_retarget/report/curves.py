@@ -29,7 +29,17 @@ def chance(document: Document) -> float:
 def list_walks(document: Document) -> dict[str, list[dict[str, Any]]]:
     """The steps of every method that was run; a port that is the naive one is listed once."""
     walks = {name: document.get(key) or [] for name, (key, _, _) in WALKS.items()}
-    return {name: steps for name, steps in walks.items() if steps and (name == "port" or steps != walks["port"])}
+    return {name: steps for name, steps in walks.items() if steps and not is_the_port(document, name)}
+
+
+def is_the_port(document: Document, name: str) -> bool:
+    """Whether what the port is compared with is the port itself, as when a naive port is compared with a naive one.
+
+    Example:
+        >>> is_the_port({"steps": [{"top1": 0.5}], "naive_steps": [{"top1": 0.5}]}, "naive")
+        True
+    """
+    return name != "port" and bool(document["steps"]) and document.get(f"{name}_steps") == document["steps"]
 
 
 def list_levels(document: Document) -> dict[str, float]:
@@ -71,9 +81,14 @@ def draw_curve(document: Document) -> Chart:
     axes.set_ylabel("validation accuracy")
     drawing.counts()
     drawing.legend()
+    others = [
+        f"{WALKS[name][1]}: at best {percent(max(each['top1'] for each in steps))}"
+        for name, steps in walks.items()
+        if name != "port"
+    ]
     return drawing.finish(
         f"Validation accuracy over {last} steps. The port is best at step {best['step']} with {percent(best['top1'])}. "
-        + "; ".join(same)
+        + "; ".join([*others, *same])
         + "."
     )
 

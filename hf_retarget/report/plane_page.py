@@ -16,6 +16,8 @@ _MARKS = ("<!-- plane -->", "<!-- end of plane -->")
 _OLD = re.compile(f"{_MARKS[0]}.*?{_MARKS[1]}\n?", re.DOTALL)
 _BEFORE = re.compile(r'<section id="(?:classes|images|cost|origin)">|</main>')
 """Where the section goes: after what moved, before the first of these that the report has."""
+_CONTENTS = '<li><a href="#moved">What moved</a></li>\n'
+_ENTRY = f'{_MARKS[0]}<li><a href="#plane">Between models</a></li>{_MARKS[1]}\n'
 
 
 def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
@@ -38,7 +40,8 @@ def add_plane(html: str, figures: Figures, chart: Chart | None = None) -> str | 
     if place is None:
         return None
     section = f"{_MARKS[0]}\n{render('plane_section.html', **_values(figures, chart))}\n{_MARKS[1]}\n"
-    return bare[: place.start()] + section + bare[place.start() :]
+    page = bare[: place.start()] + section + bare[place.start() :]
+    return page.replace(_CONTENTS, _CONTENTS + _ENTRY, 1)
 
 
 def _values(figures: Figures, chart: Chart | None) -> dict[str, Any]:

@@ -11,7 +11,16 @@ from typing import Any
 from hf_retarget.files import atomic_path
 from hf_retarget.report import captions
 from hf_retarget.report.chart import Chart
-from hf_retarget.report.classes import class_names, draw_classes, draw_confusion, list_classes, list_confusions, ours
+from hf_retarget.report.classes import (
+    WORDS,
+    class_names,
+    draw_classes,
+    draw_confusion,
+    list_classes,
+    list_confusions,
+    ours,
+    theirs,
+)
 from hf_retarget.report.curves import draw_cosines, draw_curve, draw_price
 from hf_retarget.report.neurons import draw_batchnorm, draw_groups, draw_moved, draw_sweeps
 from hf_retarget.report.page import percent, render
@@ -21,6 +30,7 @@ from hf_retarget.report.tables import (
     list_facts,
     list_inputs,
     list_options,
+    list_step_columns,
     list_steps,
     list_tests,
     name_input,
@@ -90,6 +100,7 @@ def compose_report(
              if name in _CAPTIONS}  # fmt: skip
     mark, verdict, kind = split_verdict(document["verdict"])
     names = {side: name_input(document["inputs"][side]) for side in ("source", "tuned", "target")}
+    models = [name for name in (ours(document), theirs(document)) if name]
     html = render(
         "report.html",
         title=f"{document['inputs']['target']['architecture']}: a fine-tuning, ported to a new base",
@@ -100,12 +111,13 @@ def compose_report(
         kind=kind,
         facts=list_facts(document),
         tests=list_tests(document),
+        step_columns=list_step_columns(document),
         steps=list_steps(document),
         charts=charts,
         captions={name: text or "" for name, text in words.items()},
-        classes=[(name, percent(mine), percent(other)) for name, mine, other in list_classes(document)],
+        class_columns=("class", *(WORDS[name] for name in models)),
+        classes=[(name, *map(percent, shares[: len(models)])) for name, *shares in list_classes(document)],
         confusions=list_confusions(document),
-        ours=ours(document),
         samples=list_samples(document, class_names(document), thumbnails or {}),
         inputs=list_inputs(document),
         options=list_options(document),

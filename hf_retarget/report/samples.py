@@ -16,18 +16,23 @@ KINDS = {"only ours": "Only the port is right", "only theirs": "Only the other i
     "neither": "Both are wrong",
     "both": "Both are right",
 }
-WHO = {"port": "port", "finetuned": "port + fine-tuning", "control": "plain", "naive": "naive"}
+_ALONE = {"neither": "The port is wrong", "both": "The port is right"}
+"""The same where there is nothing to compare with."""
+WHO = {"port": "port", "finetuned": "port + fine-tuning", "control": "plain", "masked": "mask", "naive": "naive"}
 _COLUMNS = 6
 
 
 def list_samples(document: Document, names: list[str], thumbnails: Mapping[int, bytes]) -> list[dict[str, Any]]:
-    """The kinds of images, each with how many there are and those that are shown."""
+    """The kinds of images, each with how many there are and those that are shown; none if no image is to be shown."""
     facts = document.get("samples") or {}
+    if not thumbnails:
+        return []
     found = []
     for kind, words in KINDS.items():
         images = [each for each in facts.get("images", ()) if each["kind"] == kind and each["number"] in thumbnails]
         if count := facts.get("counts", {}).get(kind, 0):
             shown = [_image(each, names, thumbnails[each["number"]]) for each in images]
+            words = words if facts.get("theirs") else _ALONE[kind]
             found.append({"words": words, "count": count, "images": shown})
     return found
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.report.curves import list_walks
+from hf_retarget.report.curves import is_the_port, list_walks
 from hf_retarget.report.page import duration, number, percent, size
 
 Document = dict[str, Any]
@@ -16,12 +16,13 @@ WORDS = {
     "finetuned": "port, fine-tuned on",
     "control": "plain fine-tuning of the new base, same price",
     "naive": "naive port, no neuron matched",
-    "masked": "the same mask, no neuron matched",
+    "masked": "mask alone, no neuron matched",
     "oracle": "port with the oracle's permutation",
     "tuned_target": "real fine-tuning of the new base",
     "tuned": "the fine-tuning on the old base",
     "base": "new base as it is",
 }
+_SHORT = {"naive": "naive", "masked": "mask alone", "oracle": "oracle"}
 _KINDS = {"tuned_target": "oracle", "base": ""}
 
 
@@ -40,7 +41,8 @@ def split_verdict(verdict: str) -> tuple[str, str, str]:
 def list_facts(document: Document) -> list[tuple[str, str, str]]:
     """The test accuracies that one should see first: figure, words, and what colour they have."""
     test = document["test"]
-    shown = [name for name in ("finetuned", "port", "control", "naive", "masked", "oracle", "tuned") if name in test]
+    first = ("finetuned", "port", "control", "naive", "masked", "oracle", "tuned")
+    shown = [name for name in first if name in test and not is_the_port(document, name)]
     return [(percent(test[name]["top1"]), WORDS[name], _KINDS.get(name, name)) for name in shown]
 
 
@@ -53,13 +55,23 @@ def list_tests(document: Document) -> list[tuple[str, ...]]:
     ]
 
 
+def list_step_columns(document: Document) -> tuple[str, ...]:
+    """The headings of the steps.
+
+    Example:
+        >>> list_step_columns({"steps": [{"step": 1, "top1": 0.5}]})
+        ('step', 'way', 'port', 'loss', 'moved', 'sweeps', 'time')
+    """
+    return ("step", "way", "port", "loss", *(_SHORT[name] for name in _others(document)), "moved", "sweeps", "time")
+
+
 def list_steps(document: Document) -> list[tuple[str, ...]]:
     """All steps of the port, and of what it is compared with."""
     walks = {name: {each["step"]: each for each in steps} for name, steps in list_walks(document).items()}
     rows = []
     for each in document["steps"]:
-        others = [percent(walks[name][each["step"]]["top1"]) if each["step"] in walks.get(name, {}) else "–"
-                  for name in ("naive", "masked", "oracle")]  # fmt: skip
+        others = [percent(walks[name][each["step"]]["top1"]) if each["step"] in walks[name] else "–"
+                  for name in _others(document)]  # fmt: skip
         rows.append(
             (
                 f"{each['step']}{' ★' if each['step'] == document['best_step'] else ''}",
@@ -73,6 +85,11 @@ def list_steps(document: Document) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def _others(document: Document) -> list[str]:
+    walks = list_walks(document)
+    return [name for name in _SHORT if name in walks]
 
 
 def name_input(side: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import hf_retarget as rt
 from hf_retarget.compare import Spread, read_runs, runs
 from hf_retarget.pipeline import document as made
 from hf_retarget.recipe import Recipe
+from hf_retarget.report.comparison import draw_comparison_page
 
 
 def test_seeds_make_a_group_and_methods_tell_groups_apart(port):
@@ -44,6 +45,27 @@ def test_everything_that_differs_is_found(port):
     assert "steps 20, data classes none, head zero, permutation found" in names
     assert "steps 10, data classes a+b, head zero, permutation found" in names
     assert len(names) == 5
+
+
+def test_how_a_port_is_compared_and_shown_makes_no_group(port, document):
+    bare = {"test": {"port": document(0.8)["test"]["port"]}, "curves": {}}
+    found = rt.compare_ports(
+        [port("one"), port("two", 0.8, port__seed=1, port__control="none", port__samples=0, **bare)]
+    )
+    (group,) = found.groups
+    assert found.differing == ()
+    assert (group.top1["port"].count, group.top1["control"].count) == (2, 1)
+    assert found.warnings == ()
+    (again,) = rt.compare_ports([port("three"), port("four", port__samples=0)]).warnings
+    assert "repetition" in again
+
+
+def test_the_oracle_and_the_mask_alone_are_compared_too(port, document):
+    test = document()["test"] | {"masked": {"top1": 0.4, "loss": 1.0}, "oracle": {"top1": 0.7, "loss": 0.9}}
+    found = rt.compare_ports([port("one", test=test)])
+    assert found.scores[:4] == ("port", "naive", "masked", "oracle")
+    page = draw_comparison_page(found.to_json())
+    assert all(words in page for words in ("mask alone: 40.0%", "oracle: 70.0%"))
 
 
 def test_one_run_has_no_deviation(port):

@@ -27,6 +27,7 @@ from hf_retarget.pipeline.plan import plan
 from hf_retarget.pipeline.score import score
 from hf_retarget.pipeline.train import train
 from hf_retarget.recipe import Recipe
+from hf_retarget.report.classes import theirs
 
 FILES = ["README.md", "config.json", "graph.json", "model.safetensors", "permutation.safetensors", "port.json"]
 FIGURES = ["classes", "confusion", "curve", "gradients", "groups", "moved", "price", "samples", "sweeps", "time"]
@@ -420,6 +421,8 @@ def test_every_method_can_be_ported_with(method, gradients, nets, pictures):
     unmatched = "masked" if method.endswith("-sign") else "naive"
     port, other = (found.figures["test"][name]["loss"] for name in ("port", unmatched))
     assert (port == other) is method.startswith("naive")
+    whom = {"naive": None, "fgmt-sign": "masked"}.get(method, "naive")
+    assert found.figures["samples"]["theirs"] == theirs(found.figures) == whom, "the port without matching, not itself"
 
 
 # ---- permutations, trajectories and heads that are there already

@@ -152,6 +152,14 @@ def make_document(
     return document | changes
 
 
+def make_masked(**changes: Any) -> Document:
+    """What port.json of a sign-masked port says: beside the naive port stands the mask alone."""
+    document = make_document(**changes)
+    document["recipe"]["port"]["method"] = "fgmt-sign"
+    document["test"]["masked"] = _score(0.5, 4, random.Random(1))
+    return document | {"masked_steps": _steps([0.45] * 5, cosines=False), "masked_best_step": 1}
+
+
 def make_evil() -> Document:
     """Every text that comes from somebody else is an attack."""
     document = make_document(classes=len(EVIL), names=EVIL)
@@ -183,6 +191,11 @@ def document() -> Document:
 @pytest.fixture(scope="session")
 def documents() -> Callable[..., Document]:
     return make_document
+
+
+@pytest.fixture
+def masked() -> Document:
+    return make_masked()
 
 
 @pytest.fixture(scope="session")

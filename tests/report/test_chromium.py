@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+from hf_retarget import trace
+from hf_retarget.inspect import draw_fit
 from hf_retarget.report import compose_report
 
 
@@ -111,6 +115,26 @@ def test_it_prints(page, report, tmp_path):
     shown.open(report)
     shown.print(tmp_path / "report.pdf")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert shown.run("document.querySelector('details.print').open"), "on paper one cannot click"
+
+
+def test_paper_is_white_even_where_screens_are_dark(page, documents, tmp_path):
+    graph = draw_fit(
+        trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), example_input=torch.zeros(1, 4)), "m", {}, {}
+    )
+    compose_report(documents(), graph=graph).save(tmp_path)
+    shown = page()
+    shown.open(tmp_path / "report.html")
+    grounds = (
+        "['body', '.graph'].map((each) => getComputedStyle(document.querySelector(each)).getPropertyValue('--bg'))"
+    )
+    found = {}
+    for media in ("screen", "print"):
+        dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+        shown.call("Emulation.setEmulatedMedia", media=media, features=dark)
+        found[media] = shown.run(grounds)
+    assert set(found["print"]) == {"#ffffff"}
+    assert "#ffffff" not in found["screen"]
 
 
 def test_evil_names_do_no_harm(page, evil, thumbnails, tmp_path):

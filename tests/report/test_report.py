@@ -10,8 +10,9 @@ import pytest
 
 from hf_retarget.report import compose_report
 from hf_retarget.report.captions import caption_curve, caption_price
-from hf_retarget.report.classes import list_confusions
-from hf_retarget.report.curves import list_paid
+from hf_retarget.report.classes import draw_classes, list_confusions, theirs
+from hf_retarget.report.curves import draw_curve, list_paid
+from hf_retarget.report.tables import list_facts, list_step_columns, list_steps
 
 ALL = ["curve", "price", "gradients", "moved", "groups", "sweeps", "batchnorm", "classes", "confusion", "time"]
 GRAPH = '<svg xmlns="http://www.w3.org/2000/svg" class="graph"><title>graph</title></svg>'
@@ -174,6 +175,71 @@ def test_captions_say_whether_it_is_good(document):
     for each in document["naive_steps"]:
         each["top1"] = 0.6
     assert "the matching does little" in caption_curve(document)
+
+
+def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
+    assert "step 3\nport: 48.0%\nmask alone: 45.0%\nnaive port: 25.0%" in draw_curve(masked).inline
+    assert "mask alone: at best 45.0%; naive port: at best 25.0%" in draw_curve(masked).alt
+    assert ("50.0%", "mask alone, no neuron matched", "masked") in list_facts(masked)
+    at = list_step_columns(masked).index("mask alone")
+    assert {row[at] for row in list_steps(masked)} == {"45.0%"}
+    assert "downhill for the new base, alone gets no further than 45.0%" in caption_curve(masked)
+    for each in masked["masked_steps"]:
+        each["top1"] = 0.6
+    assert "the matching does little" in caption_curve(masked)
+    del masked["test"]["control"]
+    assert theirs(masked) == "masked", "what the verdict compares the matching with"
+    assert "mask alone: " in draw_classes(masked).inline
+    assert compose_report(masked, thumbnails).problems == ()
+
+
+@pytest.mark.parametrize("method", ["naive", "naive-sign"])
+def test_a_port_without_matching_is_not_compared_with_itself_nor_praised_for_matching(method, masked):
+    itself = "masked" if method == "naive-sign" else "naive"
+    masked["recipe"]["port"]["method"] = method
+    masked[f"{itself}_steps"] = masked["steps"]
+    masked["test"] = {name: masked["test"][name] for name in ("port", "masked", "naive", "tuned")}
+    if method == "naive":
+        masked["masked_steps"] = None
+        del masked["test"]["masked"]
+    assert "matching" not in caption_curve(masked)
+    assert itself not in [kind for *_, kind in list_facts(masked)]
+    assert theirs(masked) == ("naive" if method == "naive-sign" else None)
+
+
+def test_small_shares_can_be_told_apart_at_the_axis(documents):
+    steps = documents()["steps"]
+    for each in steps:
+        each["top1"] = 0.01
+    low = documents(classes=200, steps=5, naive_steps=None, levels={}, curves={}) | {"steps": steps}
+    marks = re.findall(r">([\d.]+%)<", draw_curve(low).inline)
+    assert len(marks) == len(set(marks)) > 2
+
+
+def test_only_what_was_run_has_a_column(document):
+    assert list_step_columns(document) == ("step", "way", "port", "loss", "naive", "moved", "sweeps", "time")
+    assert {len(row) for row in list_steps(document)} == {8}
+
+
+def test_without_sample_images_nothing_is_said_about_them(document):
+    page = compose_report(document).html
+    assert "single images" not in page
+    assert "#images" not in page
+
+
+def test_images_of_a_port_alone_are_right_or_wrong(document, thumbnails):
+    document["samples"] |= {"theirs": None, "counts": {"only ours": 0, "only theirs": 0, "neither": 30, "both": 55}}
+    page = compose_report(document, thumbnails).html
+    assert "The port is wrong: 30 test images" in page
+    assert "The port is right: 55 test images" in page
+
+
+def test_a_graph_without_gains_has_no_legend_of_gains(document):
+    assert "painted by what matching gained" in compose_report(document, graph=GRAPH).html
+    document["matching"] = None
+    page = compose_report(document, graph=GRAPH).html
+    assert "<h3>The network</h3>" in page
+    assert "not measured" not in page
 
 
 def test_the_most_frequent_mistakes_come_first(document):
