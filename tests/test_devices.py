@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from hf_retarget.devices import choose_device
@@ -19,3 +22,35 @@ def test_what_is_not_there_is_named():
         choose_device("cpu", "half")
     with pytest.raises(RetargetError, match="device 'tpu' is not there"):
         choose_device("tpu")
+
+
+TWO = """
+from hf_retarget.devices import choose_device, in_main_process
+from hf_retarget.errors import PublishError
+
+def fail(error):
+    raise error
+
+def caught(error):
+    try:
+        in_main_process(lambda: fail(error))
+    except Exception as seen:
+        return f"{type(seen).__name__}: {seen}"
+
+chosen = choose_device()
+seen = [chosen.num_processes, in_main_process(lambda: "done"), caught(PublishError("no")), caught(KeyError("k"))]
+with open(f"{__file__}.{chosen.process_index}", "w") as file:
+    print(*seen, sep=", ", file=file)
+"""
+
+
+def test_processes_work_together_without_being_told_the_device_and_fail_together(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [(tmp_path / f"two.py.{index}").read_text() for index in (0, 1)] == [
+        "2, done, PublishError: no, KeyError: 'k'\n",
+        "2, None, PublishError: no, RetargetError: the first process failed: KeyError: 'k'\n",
+    ]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FORMAT = "hf-retarget/push/1"
 
+_INTERRUPTED = "interrupted: what has arrived at the Hub is not sent again"
+
 _EXAMPLE = """\b
 Examples:
   hf-retarget push ported/ birds --private
@@ -57,15 +59,18 @@ def push(
     with status("starting"):
         from hf_retarget.publish import Destination, push_folder
     _show_bars(quiet)
-    with watch(quiet) as progress:
-        pushed = push_folder(
-            folder,
-            Destination(repo, **options),
-            trajectory=trajectory,
-            samples=samples,
-            verify=not no_verify,
-            progress=progress,
-        )
+    try:
+        with watch(quiet) as progress:
+            pushed = push_folder(
+                folder,
+                Destination(repo, **options),
+                trajectory=trajectory,
+                samples=samples,
+                verify=not no_verify,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        raise click.ClickException(f"{_INTERRUPTED}; the same command goes on") from None
     if as_json:
         click.echo(json.dumps({"format": FORMAT} | asdict(pushed), indent=2, ensure_ascii=False))
         return
@@ -92,9 +97,9 @@ def push_result(folder: Path, destination: Destination | None, quiet: bool) -> d
     try:
         with watch(quiet) as progress:
             return {"pushed": asdict(push_folder(folder, destination, progress=progress))}
-    except PublishError as error:
-        again = describe_push(folder, destination)
-        raise PublishError(f"{error}. The result is saved in '{folder}'; push it later: {again}") from error
+    except (PublishError, KeyboardInterrupt) as error:
+        again, what = describe_push(folder, destination), str(error) or _INTERRUPTED
+        raise PublishError(f"{what}. The result is saved in '{folder}'; push it later: {again}") from error
 
 
 def describe_push(folder: Path, destination: Destination) -> str:

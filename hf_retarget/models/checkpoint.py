@@ -48,6 +48,8 @@ class Checkpoint:
     """The commit, for models from the Hub."""
     hub_id: str | None = None
     """What the Hub calls it, if it came from there: `timm/resnet18.a1_in1k`."""
+    base_models: tuple[str, ...] = ()
+    """What it was made from, as the card in its folder names it."""
     hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
     """From the names of the files that were read to their sha256."""
     module: nn.Module | None = field(default=None, repr=False)

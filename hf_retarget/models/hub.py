@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hf_retarget.errors import ModelError
 from hf_retarget.hub import GaveUp, ask, explained
@@ -99,6 +100,17 @@ def fetch_card(repository: str, commit: str | None, token: str | None) -> Path |
         return None  # a licence that is not known is no reason not to work
 
 
+def read_bases(card: Path) -> tuple[str, ...]:
+    """The models on the Hub of which a README.md says that this one was made from them.
+
+    Example:
+        >>> read_bases(Path("ported/README.md"))      # doctest: +SKIP
+        ('timm/resnet18.a1_in1k',)
+    """
+    named = _read_card(card).get("base_model") or ()
+    return tuple(each for each in ([named] if isinstance(named, str) else named) if isinstance(each, str))
+
+
 def read_licence(card: Path) -> dict[str, str]:
     """The entries of a README.md about the licence; one that is not the Hub's own goes by its name.
 
@@ -106,15 +118,19 @@ def read_licence(card: Path) -> dict[str, str]:
         >>> read_licence(Path("model/README.md"))      # doctest: +SKIP
         {'license': 'dinov3-license', 'license_link': 'https://…'}
     """
-    from huggingface_hub import ModelCard
-
-    try:
-        entries = ModelCard.load(card).data.to_dict()
-    except Exception:  # anybody may have written it
-        return {}
+    entries = _read_card(card)
     if entries.get("license") == "other" and entries.get("license_name"):
         entries["license"] = entries["license_name"]
     return {name: entries[name] for name in ("license", "license_link") if isinstance(entries.get(name), str)}
+
+
+def _read_card(card: Path) -> dict[str, Any]:
+    from huggingface_hub import ModelCard
+
+    try:
+        return dict(ModelCard.load(card).data.to_dict())
+    except Exception:  # anybody may have written it
+        return {}
 
 
 def _download(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:

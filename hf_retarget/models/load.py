@@ -16,7 +16,7 @@ from hf_retarget.models.build import is_factory, is_timm, near_timm_names
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import CONFIG, Description, describe_architecture, describe_module, read_config
 from hf_retarget.models.fit import fit_weights, strip_prefixes
-from hf_retarget.models.hub import fetch_card, fetch_model, read_licence, split_revision
+from hf_retarget.models.hub import fetch_card, fetch_model, read_bases, read_licence, split_revision
 from hf_retarget.models.library import LIBRARIES, find_library
 from hf_retarget.models.read import SUFFIXES, read_weights, weight_files
 from hf_retarget.models.sizes import infer_sizes
@@ -69,6 +69,7 @@ class _Stored:
     """Whether the library may rename and resize the tensors, as it does itself for what it saved or published."""
     revision: str | None = None
     hub_id: str | None = None
+    base_models: tuple[str, ...] = ()
 
 
 def load_checkpoint(
@@ -124,11 +125,13 @@ def _in_folder(
         description = _described(arch, options)
     else:
         raise ModelError(f"the folder '{where}' has no {CONFIG}; say which architecture it holds with --arch")
-    if (folder / "README.md").is_file():
-        description = replace(description, config={**read_licence(folder / "README.md"), **description.config})
+    bases: tuple[str, ...] = ()
+    if (card := folder / "README.md").is_file():
+        description = replace(description, config={**read_licence(card), **description.config})
+        bases = read_bases(card)
     files = weight_files(folder, where, allow_pickle=allow_pickle)
     advice = f"is '{arch}' the right --arch?" if arch else f"{CONFIG} and the weights do not belong together"
-    return _Stored(description, files, advice, convert=arch is None)
+    return _Stored(description, files, advice, convert=arch is None, base_models=bases)
 
 
 def _in_file(path: Path, arch: str | None, options: Mapping[str, Any] | None) -> _Stored:
@@ -211,6 +214,7 @@ def _assemble(
         dtype=most_common_dtype(raw),
         revision=stored.revision,
         hub_id=stored.hub_id,
+        base_models=stored.base_models,
         hashes=access.hash(stored.files),
         library=about.library,
     )

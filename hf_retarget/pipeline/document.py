@@ -136,6 +136,7 @@ def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "classes": checkpoint.num_classes,
         "revision": checkpoint.revision,
         "hub_id": checkpoint.hub_id,
+        "base_models": list(checkpoint.base_models),
         "license": checkpoint.config.get("license"),
         "license_link": checkpoint.config.get("license_link"),
         "hashes": dict(checkpoint.hashes),

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from hf_retarget.devices import in_main_process
 from hf_retarget.errors import PortError
 from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.graph import Permutation
@@ -156,18 +157,21 @@ class _Run:
 
     def open(self, checkpoints: Checkpoints | None, *, resume: bool) -> None:
         """Make the hidden place, or go on in it."""
-        self.accelerator.wait_for_everyone()
-        if self.place and self.accelerator.is_main_process:
-            self.place.open(self._key(checkpoints), resume=resume)
-        self.accelerator.wait_for_everyone()
+        if place := self.place:
+            self.accelerator.wait_for_everyone()
+            in_main_process(lambda: place.open(self._key(checkpoints), resume=resume))
 
     def publish(self, result: PortResult) -> None:
         """Put the result into its place; only the main process writes."""
-        if self.place and self.accelerator.is_main_process:
+        if not (place := self.place):
+            return
+
+        def publish() -> None:
             for each in self.prepared.judge.progress.track([result], "writing model and report"):
-                each.write(self.place.result)
-            self.place.publish()
-        self.accelerator.wait_for_everyone()
+                each.write(place.result)
+            place.publish()
+
+        in_main_process(publish)
 
     def _introduce(self) -> None:
         inputs, derived, say = self.prepared.inputs, self.prepared.derived, self.prepared.judge.progress.say

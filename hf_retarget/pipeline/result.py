@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from hf_retarget.devices import in_main_process
 from hf_retarget.errors import PortError
 from hf_retarget.files import atomic_path
 from hf_retarget.graph import Permutation, PermutationGraph
@@ -64,12 +64,13 @@ class PortResult:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write a folder that timm loads as it is; it appears all at once, or not at all."""
-        state = PartialState()
         place = Workplace.at(folder)
-        if state.is_main_process:
+
+        def save() -> None:
             place.check(overwrite=overwrite, resume=True)
             self._save(place.out)
-        state.wait_for_everyone()
+
+        in_main_process(save)
         return place.out
 
     def push_to_hub(
@@ -90,13 +91,13 @@ class PortResult:
             'https://huggingface.co/ada/birds'
         """
         destination = Destination(repository, private, revision, commit_message, create_pr, replace_card, token)
-        state, pushed = PartialState(), None
-        if state.is_main_process:
+
+        def push() -> Pushed:
             with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
                 self.write(Path(place))
-                pushed = push_folder(place, destination)
-        state.wait_for_everyone()
-        return pushed
+                return push_folder(place, destination)
+
+        return in_main_process(push)
 
     def _save(self, out: Path) -> None:
         try:

@@ -227,6 +227,7 @@ class _Run:
                 "architecture": checkpoint.architecture,
                 "revision": checkpoint.revision,
                 "hub_id": checkpoint.hub_id,
+                "base_models": list(checkpoint.base_models),
                 "license": checkpoint.config.get("license"),
                 "license_link": checkpoint.config.get("license_link"),
                 "hashes": dict(checkpoint.hashes),

@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_retarget.publish.licences import describe_licence
 from hf_retarget.publish.markdown import fenced, plain, table
+from hf_retarget.publish.paths import shorten_all, shorten_command
 
 Document = Mapping[str, Any]
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
@@ -30,7 +31,8 @@ def write_port_card(document: Document, rows: Rows, *, library: str = "timm", cu
     inputs = document["inputs"]
     sides = {words: inputs[name] for name, words in _SIDES.items() if name in inputs}
     ours = document["test"]["finetuned" if "finetuned" in document["test"] else "port"]
-    bases = [inputs[name].get("hub_id") for name in ("target", "tuned", "source")]
+    # Not the old base: nothing of it is left, and who looks for its fine-tunings to port must not find a port again.
+    bases = [*_lineage(inputs["target"]), inputs["tuned"].get("hub_id")]
     front = _front(inputs["target"], inputs["data"], document["recipe"], bases, ours, library)
     body = [
         f"# {plain(inputs['target']['architecture'])}, retargeted",
@@ -74,7 +76,7 @@ def write_tuned_card(document: Document, *, library: str = "timm", curve: str | 
         "`finetune.json` has every figure, option and version; `recipe.yaml` repeats the fine-tuning.",
         "",
     ]
-    return _front(model, data, recipe, [model.get("hub_id")], test, library) + "\n".join(body)
+    return _front(model, data, recipe, _lineage(model), test, library) + "\n".join(body)
 
 
 def address_card(card: str, repository: str, revision: str | None = None) -> str:
@@ -84,8 +86,10 @@ def address_card(card: str, repository: str, revision: str | None = None) -> str
         >>> address_card('timm.create_model("local-dir:FOLDER")', "ada/birds", "v2")
         'timm.create_model("hf-hub:ada/birds@v2")'
     """
-    where = repository + (f"@{revision}" if revision and revision != "main" else "")
-    return card.replace(f'"local-dir:{_LOCAL}"', f'"hf-hub:{where}"').replace(f'"{_LOCAL}"', f'"{repository}"')
+    branch = revision if revision and revision != "main" else None
+    timm = f'"hf-hub:{repository}@{branch}"' if branch else f'"hf-hub:{repository}"'
+    transformers = f'"{repository}", revision="{branch}"' if branch else f'"{repository}"'
+    return card.replace(f'"local-dir:{_LOCAL}"', timm).replace(f'"{_LOCAL}"', transformers)
 
 
 def _front(
@@ -131,6 +135,11 @@ def _results(data: Document, recipe: Document, ours: Document) -> list[Any]:
         for name, (metric, value) in measured.items()
         if value is not None
     ]
+
+
+def _lineage(side: Document) -> list[str]:
+    """What the Hub knows of a model's origin: itself, or what the card in its folder names."""
+    return [side["hub_id"]] if side.get("hub_id") else list(side.get("base_models") or ())
 
 
 def _name(side: Document) -> str:
@@ -185,10 +194,10 @@ def _origin(sides: Mapping[str, Document], data: Document) -> list[str]:
 def _recipe(recipe: Document) -> list[str]:
     import yaml
 
-    values = json.loads(json.dumps(recipe))  # tuples would be tagged
+    values = shorten_all(json.loads(json.dumps(recipe)))  # tuples would be tagged
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
     return ["## Recipe", "", *fenced(text, "yaml")]
 
 
 def _command(command: str) -> list[str]:
-    return fenced(command) if command else []
+    return fenced(shorten_command(command)) if command else []

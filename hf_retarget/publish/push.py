@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_retarget.errors import PublishError, RetargetError
 from hf_retarget.hub import ask, explain
 from hf_retarget.progress import SILENT, Progress
-from hf_retarget.publish.card import address_card
 from hf_retarget.publish.contents import CARD, SAMPLES, fits, list_contents, list_weights
 from hf_retarget.publish.destination import Destination, check_destination
+from hf_retarget.publish.operations import is_same, make_operations
 from hf_retarget.publish.readback import find_difference
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
-_GIT = 40  # hex digits of git's id of a file; a sha256 has 64
 _MOVED = 412  # the Hub's answer to a commit on top of what is not the newest
 _RACES = 5  # commits of others that may come between looking and committing
 
@@ -73,7 +71,7 @@ def push_folder(
     files, left_out = list_contents(folder, trajectory=trajectory, samples=samples)
     destination = check_destination(destination)
     with _translated(destination):
-        push = _Push(HfApi(token=destination.token), destination, _operations(files, destination))
+        push = _Push(HfApi(token=destination.token), destination, make_operations(files, destination))
         size = sum(each.upload_info.size for each in push.operations.values())
         progress.say(f"pushing {len(files)} files ({size / 1e6:,.1f} MB) to {destination.repository}")
         _tell_left_out(left_out, progress)
@@ -208,32 +206,6 @@ class _Push:
             kept_card=self._keeps_card(remote),
             new=new,
         )
-
-
-def is_same(operation: CommitOperationAdd, digest: str | None) -> bool:
-    """Whether a file has the hash that the Hub lists: the sha256 of a large file, git's id of a small one.
-
-    Example:
-        >>> from huggingface_hub import CommitOperationAdd
-        >>> is_same(CommitOperationAdd("empty", b""), "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391")
-        True
-    """
-    ours = operation.upload_info
-    if digest is None or len(digest) != _GIT:
-        return digest == ours.sha256.hex()
-    with operation.as_file() as file:
-        return digest == hashlib.sha1(f"blob {ours.size}\0".encode() + file.read(), usedforsecurity=False).hexdigest()
-
-
-def _operations(files: Mapping[str, Path], destination: Destination) -> dict[str, CommitOperationAdd]:
-    from huggingface_hub import CommitOperationAdd
-
-    def content(name: str, path: Path) -> Any:
-        if name != CARD:
-            return str(path)
-        return address_card(path.read_text(encoding="utf-8"), destination.repository, destination.revision).encode()
-
-    return {name: CommitOperationAdd(name, content(name, path)) for name, path in files.items()}
 
 
 def _read_back(push: _Push, pushed: Pushed, files: Mapping[str, Path]) -> None:

@@ -69,3 +69,22 @@ def test_models_from_python(trio, colours):
     assert result.inputs.target.library == "transformers"
     again = load_checkpoint(result.save(trio / "again"))
     assert (again.library, again.labels) == ("transformers", ("red", "blue", "green"))
+
+
+@pytest.mark.parametrize("trio", ["ViT"], indirect=True)
+def test_it_is_pushed_as_a_model_of_transformers_and_its_pipeline_loads_it(trio, colours, connected, tmp_path):
+    quick = SHORT | {"port.method": "naive", "port.control": "none", "port.check": False}
+    result = rt.port(*(trio / name for name in ("old", "tuned", "new")), colours, overrides=quick, device="cpu")
+    pushed = result.push_to_hub("birds", revision="v2", private=True)
+    assert "preprocessor_config.json" in pushed.files
+    card = connected.repository("ada/birds").read("README.md", "v2").decode()
+    assert "library_name: transformers" in card
+    (example,) = (line for line in card.splitlines() if line.startswith("classify = "))
+    code = f"""
+    from PIL import Image
+    from transformers import pipeline
+    {example}
+    answer(sorted(each["label"] for each in classify(Image.new("RGB", (20, 20)))))
+    """
+    found = connected.client(token="hf_ada_read", home=tmp_path / "home").ask(code)
+    assert found == ["blue", "green", "red"], "the example in the card works as it is"

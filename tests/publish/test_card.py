@@ -97,7 +97,7 @@ def test_metadata_is_valid_and_complete():
     assert data["library_name"] == "timm"
     assert data["pipeline_tag"] == "image-classification"
     assert data["tags"] == ["timm", "image-classification", "hf-retarget"]
-    assert data["base_model"] == ["timm/new.tag", "timm/old"], "the new base first, and no local folder"
+    assert data["base_model"] == ["timm/new.tag"], "no local folder, and not the old base, of which nothing is left"
     assert data["base_model_relation"] == "finetune"
     assert data["datasets"] == ["ada/insects"]
     assert data["license"] == "apache-2.0"
@@ -105,6 +105,23 @@ def test_metadata_is_valid_and_complete():
     assert (result.metric_type, result.metric_value, result.dataset_split) == ("accuracy", 0.5, "test")
     assert (result.dataset_type, result.dataset_revision) == ("ada/insects", "beef")
     assert ModelCard(str(card)).data.to_dict() == data, "read and written again it is the same"
+
+
+def test_lineage_names_the_fine_tuning_and_goes_through_a_local_folder():
+    made = document()
+    made["inputs"]["tuned"] = side("ada/tuned", "ada/tuned", base_models=["timm/old"])
+    made["inputs"]["target"] = side("/x/new", base_models=["timm/new"])
+    data = ModelCard(write_port_card(made, describe_rows(made))).data.to_dict()
+    assert data["base_model"] == ["timm/new", "ada/tuned"]
+
+
+def test_a_card_tells_no_paths_of_the_machine():
+    made = document(command="hf-retarget port --data '/home/ada/my secret/photos' --out=/home/ada/secret/out --steps 3")
+    made["recipe"]["data"]["reference"] = "/home/ada/secret/photos"
+    text = write_port_card(made, describe_rows(made))
+    assert "secret" not in text
+    assert "hf-retarget port --data photos --out=out --steps 3" in text
+    assert "reference: photos" in text
 
 
 def test_the_hub_accepts_it(connected: Hub):
@@ -195,6 +212,7 @@ def test_the_example_names_the_repository():
     made = document()
     other = write_port_card(made, describe_rows(made), library="transformers")
     assert 'pipeline("image-classification", model="ada/birds")' in address_card(other, "ada/birds")
+    assert 'model="ada/birds", revision="v2")' in address_card(other, "ada/birds", "v2")
 
 
 def test_licences():

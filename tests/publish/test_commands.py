@@ -63,6 +63,11 @@ def test_a_port_is_pushed_with_its_card(connected: Hub, trio, tmp_path: Path) ->
     assert (card.data.license, card.data.base_model) == ("cc-by-4.0", ["timm/new"])
     assert card.data.eval_results[0].metric_value == round(document["test"]["port"]["top1"], 4)
     assert 'timm.create_model("hf-hub:ada/birds", pretrained=True)' in text
+    assert str(tmp_path) not in "".join(repository.read(f).decode() for f in ("README.md", "port.json", "recipe.yaml"))
+    tuned = run("finetune", out, *DATA, "--steps", "1", "--out", tmp_path / "finished", "-q")
+    assert tuned.exit_code == 0, tuned.stderr
+    finished = ModelCard((tmp_path / "finished" / "README.md").read_text()).data
+    assert (finished.license, finished.base_model) == ("cc-by-4.0", ["timm/new"]), "a port that is finished has both"
 
 
 def test_it_is_asked_before_the_work_whether_it_may_be_pushed(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,3 +153,20 @@ def test_what_arrived_otherwise_is_found(hub: Hub, refused, push, folder: Path) 
 def test_a_bad_patience_is_one_line(hub: Hub, refused, folder: Path) -> None:
     line = refused(folder, "birds", HF_RETARGET_HUB_PATIENCE="long")
     assert line == "HF_RETARGET_HUB_PATIENCE is 'long'; give a number of seconds"
+
+
+def test_an_interrupted_push_shows_nothing_and_goes_on(hub: Hub, push, folder: Path) -> None:
+    hub.slow("upload", 2)
+    environment = hub.client(token="hf_ada_write").environment
+    command = [sys.executable, "-m", "hf_retarget", "push", str(folder), "birds"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe) as running:
+        while not hub.log.of("lfs_batch") and running.poll() is None:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        text, errors = running.communicate(timeout=60)
+    assert (running.returncode, text) == (1, "")
+    assert errors.endswith("interrupted: what has arrived at the Hub is not sent again; the same command goes on\n")
+    assert not whole(hub, folder)
+    assert push(folder, "birds").exit_code == 0
+    assert whole(hub, folder)

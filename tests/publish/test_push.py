@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from loopback_hub import Hub
+from markupsafe import escape
 
 from hf_retarget.publish import Destination, push_folder
 
@@ -161,3 +162,23 @@ def test_images_that_are_not_on_the_hub_stay_at_home(
     assert done.exit_code == 0, done.output
     assert [name in hub.repository("ada/birds").paths() for name in shown] == [pushed, pushed]
     assert ("because your images are in it" in done.stderr) is not pushed
+
+
+def test_paths_of_this_machine_stay_at_home(hub: Hub, push, folder: Path) -> None:
+    command = "hf-retarget port --data '/home/ada/my photos' --src-ft ~/tuned --new-base timm/new"
+    inputs = {"tuned": {"reference": "/home/ada/tuned"}, "data": {"revision": "0" * 40}}
+    (folder / "port.json").write_text(json.dumps({"inputs": inputs, "samples": None, "command": command}))
+    (folder / "recipe.yaml").write_text("data:\n  reference: /home/ada/Käfer\n", encoding="utf-8")
+    (folder / "report.html").write_text(f"<code>{escape(command)}</code>")
+    kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert push(folder, "birds").exit_code == 0
+    repository = hub.repository("ada/birds")
+    short = "hf-retarget port --data 'my photos' --src-ft tuned --new-base timm/new"
+    pushed = json.loads(repository.read("port.json"))
+    assert (pushed["command"], pushed["inputs"]["tuned"]["reference"]) == (short, "tuned")
+    assert repository.read("recipe.yaml").decode() == "data:\n  reference: Käfer\n"
+    assert repository.read("report.html").decode() == f"<code>{escape(short)}</code>"
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == kept, (
+        "here, all is as it was"
+    )
+    assert push(folder, "birds").stdout.startswith("All of it is there already")
