@@ -117,7 +117,9 @@ def test_the_command_is_kept_without_the_token(whole):
     command = json.loads((out / "port.json").read_text())["command"]
     assert command.startswith("hf-retarget port --src-base ")
     assert not any(b"hf_secret" in path.read_bytes() for path in out.rglob("*") if path.is_file())
-    assert command in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "hf-retarget port --src-base old --src-ft tuned --new-base new " in card, "others need not know the folders"
+    assert str(out.parent) not in card
 
 
 def test_python_makes_the_same_files(whole, models, tmp_path):
