@@ -109,13 +109,13 @@ def test_other_bad_input_is_refused():
 
 TWO_PROCESSES = """
 import copy, dataclasses, json, sys, torch
-from accelerate import Accelerator
+from hf_retarget.devices import choose_device
 from torch import nn
 from hf_retarget.batchnorm import reset_batchnorm
 from hf_retarget.evaluate import evaluate
 
 torch.manual_seed(0)
-accelerator = Accelerator(cpu=True)
+accelerator = choose_device("cpu")
 assert accelerator.num_processes == 2
 model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
 data = [(torch.randn(size, 6), torch.randint(0, 8, (size,))) for size in (9, 9, 9, 9, 4)]

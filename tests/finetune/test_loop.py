@@ -266,13 +266,13 @@ import sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
-from accelerate import Accelerator
+from hf_retarget.devices import choose_device
 from hf_retarget.evaluate import evaluate
 from hf_retarget.finetune.loop import finetune
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.finetune.recorder import TrajectoryRecorder
 
-accelerator = Accelerator(cpu=True)
+accelerator = choose_device("cpu")
 assert accelerator.num_processes == 2
 options, folder = TrainOptions(steps=3, batch_size=8, evaluate_every=1, checkpoint_every=1), Path(sys.argv[2])
 

@@ -117,14 +117,14 @@ def test_hash_tensors_sees_names_shapes_and_values():
 
 TWO_PROCESSES = """
 import sys, torch
-from accelerate import Accelerator
+from hf_retarget.devices import choose_device
 from torch import nn
 import hf_retarget as rt
 from hf_retarget.matching.gradients import Gradients
 from hf_retarget.matching.methods import match
 
 torch.manual_seed(0)
-accelerator = Accelerator(cpu=True)
+accelerator = choose_device("cpu")
 assert accelerator.num_processes == int(sys.argv[1])
 model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
 data = [(torch.randn(8, 6), torch.randint(0, 4, (8,))) for _ in range(5)]
