@@ -24,12 +24,12 @@ GRID, POINTS, IMAGES = 9, 11, 400
 def gather_corners(bench: Bench, seed: int = 0, method: str = "fgmt") -> dict[str, nn.Module]:
     """The networks at the corners of the plane."""
     summary = perform(Run(bench, method, seed))
-    if summary["answers"]["after"] is None:
+    if not summary["after"]:
         raise ValueError(f"'{bench.task.name}' does not fine-tune on after '{method}'; choose a method that it does")
     source = bench.tuned(bench.task.pair(seed).old, bench.task.pair(seed).old_seed)
     folders = {
-        DIRECT: bench.out / summary["answers"]["direct"],
-        PORTED: bench.out / summary["answers"]["after"],
+        DIRECT: bench.out / summary["direct"],
+        PORTED: bench.out / summary["after"][-1]["folder"],
         SOURCE: Path(source["folder"]),
     }
     return {

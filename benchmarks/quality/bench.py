@@ -18,14 +18,13 @@ from hf_retarget.models import load_checkpoint
 from hf_retarget.pipeline.start import prepare_start
 from hf_retarget.pipeline.train import train
 from hf_retarget.recipe import Recipe
-from quality.curves import follow, last_validation, mean_validation
+from quality.curves import follow, last_validation
 from quality.images import SHARED, Splits, load_images
 from quality.networks import seeded
 from quality.store import Kept, short_hash
-from quality.tasks import Task, Training
+from quality.task import Task, Training
 
 Weights = dict[str, Tensor]
-Choose = Callable[[dict[str, Any]], float]
 
 
 @dataclass(frozen=True)
@@ -130,25 +129,21 @@ class Bench:
             start = self.start(network, self.task.start_head, seed)
             folder = kept.begin()
             save_tensors(folder / "initial_head.safetensors", start.initial_head, {})
-            points = self.task.points if how == self.task.tuning else (0, how.steps)
+            points = self.task.points if how == self.task.tuning else (how.steps,)
             record = how.steps // self.task.steps if how == self.task.tuning and self.task.record else None
             options = self.recipe.override(**how.overrides(lr, seed)).finetune
             facts = follow(start.model, start.data, options, points, folder, record=record, gap=self.task.gap)
             done = kept.finish(key, facts)
         return {**done, "folder": str(kept.folder)}
 
-    def tuned(self, base: str, seed: int, choose: Choose = last_validation) -> dict[str, Any]:
+    def tuned(self, base: str, seed: int) -> dict[str, Any]:
         """The fine-tuning with the learning rate that validation chose, on the first base or seed."""
         rates = self.task.tuning.lrs
         # Of bases made here, all of a kind take the rate of the first; one of a file has seeds of its own.
         first = base if self.task.files else f"{base.partition('-')[0]}-0"
         tried = {lr: self.tune(first, 0, lr) for lr in rates} if len(rates) > 1 else {}
-        best = max(rates, key=lambda lr: choose(tried[lr]) if tried else lr)
+        best = max(rates, key=lambda lr: last_validation(tried[lr]) if tried else lr)
         return self.tune(base, seed, best)
-
-    def plain(self, base: str, seed: int) -> dict[str, Any]:
-        """Plain fine-tuning as fast as it gets: what fine-tuning after a port has to beat."""
-        return self.tuned(base, seed, mean_validation)
 
     def control(self, base: str, seed: int, minibatches: int) -> dict[str, Any]:
         """Plain fine-tuning with as many gradients as a port took."""

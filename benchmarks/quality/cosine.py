@@ -18,7 +18,7 @@ from hf_retarget.matching.objective import Stacks
 from quality.bench import Bench
 from quality.networks import MLP
 from quality.store import Kept
-from quality.tasks import Task
+from quality.task import Task
 
 WIDTHS = (64, 256, 1024, 4096)
 """Hidden neurons of the 2-MLP."""

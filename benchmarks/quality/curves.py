@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,15 +105,38 @@ def follow(
     return {"curve": scorer.rows, "seconds": seconds, "lr": options.lr, "failed": failed}
 
 
-def mean_validation(facts: dict[str, Any]) -> float:
-    """How soon and how far a fine-tuning came: the mean over its points after the start; −1 if it failed."""
-    later = [row["validation"] for row in facts["curve"] if row["step"]]
-    return -1.0 if facts["failed"] or not later else sum(later) / len(later)
-
-
 def last_validation(facts: dict[str, Any]) -> float:
     """How far it came in the end; −1 if it failed."""
     return -1.0 if facts["failed"] else float(facts["curve"][-1]["validation"])
+
+
+def climb(
+    train: Callable[[int, float], dict[str, Any]],
+    first: Callable[[int, float], dict[str, Any]],
+    budgets: Sequence[int],
+    rates: Sequence[float],
+) -> list[dict[str, Any]]:
+    """How far fine-tunings of growing length get, each a whole one with a schedule of its own.
+
+    `train` takes steps and a learning rate; `first` does the same on the first seed, where validation chooses the rate.
+
+    Example:
+        >>> climb(train, train, (25, 50), (0.05, 0.1))[0]                                            # doctest: +SKIP
+        {'step': 25, 'validation': 0.71, 'test': 0.69, 'lr': 0.1, 'folder': 'runs/quality/…/tuned-25x64/…'}
+    """
+    rows = []
+    for steps in budgets:
+        best = max(rates, key=lambda lr, steps=steps: last_validation(first(steps, lr)))  # type: ignore[misc]
+        rows.append(row_of(train(steps, best)))
+    return rows
+
+
+def row_of(done: dict[str, Any], index: int = -1) -> dict[str, Any]:
+    """The end of a fine-tuning (or another of its points), what it took, and where it is kept."""
+    if done["failed"]:
+        raise PortError(f"{done['folder']}: {done['failed']}")
+    row = done["curve"][index]
+    return {**row, "lr": done["lr"], "seconds": done["seconds"] if row["step"] else 0.0, "folder": done["folder"]}
 
 
 def steps_to(curve: Sequence[dict[str, float]], accuracy: float) -> float | None:

@@ -17,8 +17,8 @@ def load_answers(folder: str | Path) -> Answers:
         return {name: file[name] for name in file.files}
 
 
-def ensemble_accuracy(members: Sequence[Answers], step: int) -> float | None:
-    """The accuracy of the mean of the members' probabilities after so many steps; None if one has no such point.
+def ensemble_accuracy(members: Sequence[Answers], step: int) -> float:
+    """The accuracy of the mean of the members' probabilities after so many steps.
 
     Example:
         >>> sure, unsure = np.array([[4.0, 0.0]]), np.array([[0.0, 1.0]])
@@ -26,35 +26,37 @@ def ensemble_accuracy(members: Sequence[Answers], step: int) -> float | None:
         >>> ensemble_accuracy([{"step-5": sure, "labels": labels}, {"step-5": unsure, "labels": labels}], 5)
         1.0
     """
-    name = f"step-{step}"
-    if not members or any(name not in member for member in members):
-        return None
-    mean = np.mean([_softmax(member[name].astype(np.float64)) for member in members], axis=0)
+    mean = np.mean([_softmax(member[f"step-{step}"].astype(np.float64)) for member in members], axis=0)
     return float((mean.argmax(1) == members[0]["labels"]).mean())
 
 
 def compare_ensembles(runs: Iterable[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """For each task and method with several members that were fine-tuned on: accuracies at each point, both ways."""
+    """For each task and method with several members that were fine-tuned on: accuracies by steps, both ways."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
-        if run["after"] and run["answers"]["after"]:
+        if run["after"]:
             groups.setdefault((run["task"], run["method"]), []).append(run)
     rows = []
     for (task, method), some in groups.items():
         if len(some) < 2:
             continue
-        kinds = {
-            kind: [load_answers(out / run["answers"][kind]) for run in some] for kind in ("plain", "direct", "after")
-        }
-        steps = [row["step"] for row in some[0]["after"]]
+        after, plain = (
+            {
+                members[0]["step"]: ensemble_accuracy(
+                    [load_answers(out / row["folder"]) for row in members], members[0]["step"]
+                )
+                for members in zip(*(run[kind] for run in some), strict=True)
+            }
+            for kind in ("after", "plain")
+        )
         rows.append(
             {
                 "task": task,
                 "method": method,
                 "members": len(some),
-                "after": {step: ensemble_accuracy(kinds["after"], step) for step in steps},
-                "plain": {step: ensemble_accuracy(kinds["plain"], step) for step in steps},
-                "full": ensemble_accuracy(kinds["direct"], steps[-1]),
+                "after": after,
+                "plain": plain,
+                "full": list(plain.values())[-1],
                 "single": float(np.mean([run["test"]["direct"] for run in some])),
             }
         )

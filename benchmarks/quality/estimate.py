@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from quality.curves import TRAIN_IMAGES
-from quality.tasks import Task, Training
+from quality.task import Task, Training
 
 FORWARD = 0.35
 """What an image costs that is only looked at, in images that are learnt from."""
@@ -49,8 +49,7 @@ def count_work(task: Task, family: list[Task]) -> Estimate:
     first = 1 if not task.files else len({base for base, _ in tunings})
     count = len(tunings) + (rates - 1) * (first if tunings else 0)
     curve = _training(task.tuning) + len(task.points) * FORWARD * _scored(task)
-    after = sum(seeds + len(task.after_lrs or task.tuning.lrs) - 1 for seeds in task.after.values())
-    images = (count + after) * curve
+    images = (count + sum(task.after.values())) * curve + _short(task)
     if task.before is not None:
         images += len(bases) * _training(task.before)
     ports, matches = 0, 0
@@ -88,6 +87,15 @@ def _step(model: nn.Module, images: torch.Tensor) -> float:
 
 def _training(how: Training) -> int:
     return how.steps * how.batch
+
+
+def _short(task: Task) -> float:
+    """Shorter fine-tunings of the new base as it is, and after each port; the first seed tries all rates."""
+    if not task.after:
+        return 0.0
+    once = sum(task.budgets) * task.tuning.batch + len(task.budgets) * FORWARD * _scored(task)
+    extra = len(task.rates or task.tuning.lrs) - 1
+    return once * sum(seeds + extra for seeds in (max(task.after.values()), *task.after.values()))
 
 
 def _share(task: Task) -> float:

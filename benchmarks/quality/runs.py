@@ -6,7 +6,8 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from safetensors.torch import load_file
 import hf_retarget as rt
 from hf_retarget.errors import RetargetError
 from quality.bench import Bench, weights_of
-from quality.curves import follow, mean_validation
+from quality.curves import climb, follow, row_of
 from quality.store import Kept, short_hash
-from quality.tasks import TWISTS, Pair
+from quality.task import TWISTS, Pair, Training
 
 PRICED = ("fgmt", "fgmt-sign")
 """Methods that are compared with plain fine-tuning at the same price; GMT's would buy a whole training."""
@@ -55,8 +56,7 @@ class Run:
         """Port, or find what was ported before; rt.port goes on by itself if it was killed."""
         bench, pair = self.bench, self.pair
         old, new = bench.base(pair.old), bench.base(pair.new)
-        source = bench.tuned(pair.old, pair.old_seed)
-        direct = bench.tuned(pair.new, pair.new_seed)
+        source, direct = bench.tuned(pair.old, pair.old_seed), self.direct()
         actual = "actual" in self.method.split("+")
         plan = bench.recipe.override(**{key: value for key, value in self.overrides().items() if value != "actual"})
         key = {
@@ -116,30 +116,51 @@ class Run:
             return None
         return self.bench.control(self.pair.new, self.pair.new_seed, self.document["gradients"]["port"])
 
-    def after(self) -> dict[str, Any] | None:
-        """Fine-tune the port on, with the learning rate that validation chose on the first seed."""
+    def direct(self) -> dict[str, Any]:
+        """The new base, fine-tuned all the way."""
+        return self.bench.tuned(self.pair.new, self.pair.new_seed)
+
+    def plain(self) -> list[dict[str, Any]]:
+        """How fast the new base learns as it is."""
+        bench, direct, first = self.bench, self.direct(), self.bench.task.pair(0)
+
+        def tune(pair: Pair, steps: int, lr: float) -> dict[str, Any]:
+            return bench.tune(pair.new, pair.new_seed, lr, self._shorter(steps))
+
+        rows = climb(partial(tune, self.pair), partial(tune, first), bench.task.budgets, self._rates)
+        return [row_of(direct, 0), *rows, row_of(direct)]
+
+    def after(self) -> list[dict[str, Any]]:
+        """How fast it learns from where the port has brought it; empty if this is not asked for."""
         task = self.bench.task
         if self.seed >= task.after.get(self.method, 0):
-            return None
-        rates = task.after_lrs or task.tuning.lrs
-        if len(rates) == 1:
-            return self._after(rates[0])
+            return []
         first = Run(self.bench, self.method, 0)
-        best = max(rates, key=lambda lr: mean_validation(first._after(lr)))
-        return self._after(best)
+        rows = climb(self._after, first._after, task.budgets, self._rates)
+        long = self._after(task.tuning.steps, self.direct()["lr"])
+        return [row_of(long, 0), *rows, row_of(long)]
 
-    def _after(self, lr: float) -> dict[str, Any]:
-        bench, task = self.bench, self.bench.task
+    @property
+    def _rates(self) -> tuple[float, ...]:
+        return self.bench.task.rates or self.bench.task.tuning.lrs
+
+    def _shorter(self, steps: int) -> Training:
+        return replace(self.bench.task.tuning, steps=steps)
+
+    def _after(self, steps: int, lr: float) -> dict[str, Any]:
+        bench, task, how = self.bench, self.bench.task, self._shorter(steps)
         self.port()
         weights = load_file(self.kept.folder / "ported" / "model.safetensors")
         seed = self.pair.new_seed  # the same minibatches as plain fine-tuning of the new base has
-        key = {**bench._key(task.tuning, "ported"), "lr": lr, "seed": seed, "start": short_hash(weights)}
-        kept = Kept(self.kept.folder.with_name(f"seed-{self.seed}-after-lr-{lr:g}"))
+        key = {**bench._key(how, "ported"), "lr": lr, "seed": seed, "start": short_hash(weights)}
+        whole = how == task.tuning
+        length = "" if whole else f"-{steps}"
+        kept = Kept(self.kept.folder.with_name(f"seed-{self.seed}-after{length}-lr-{lr:g}"))
         if (done := kept.read(key)) is None:
-            bench.say(f"{task.name}: {self.method}, seed {self.seed}, fine-tuned on with lr {lr:g}")
-            options = bench.recipe.override(**task.tuning.overrides(lr, seed)).finetune
-            model = bench.network(bench.classes, weights)
-            done = kept.finish(key, follow(model, bench.data, options, task.points, kept.begin(), gap=task.gap))
+            bench.say(f"{task.name}: {self.method}, seed {self.seed}, {steps} steps after the port with lr {lr:g}")
+            options = bench.recipe.override(**how.overrides(lr, seed)).finetune
+            model, points = bench.network(bench.classes, weights), task.points if whole else (steps,)
+            done = kept.finish(key, follow(model, bench.data, options, points, kept.begin(), gap=task.gap))
         return {**done, "folder": str(kept.folder)}
 
 
@@ -160,8 +181,8 @@ def perform(run: Run) -> dict[str, Any]:
     """
     done, bench, pair = run.port(), run.bench, run.pair
     document = run.document
-    source, direct = bench.tuned(pair.old, pair.old_seed), bench.tuned(pair.new, pair.new_seed)
-    plain, control, after = bench.plain(pair.new, pair.new_seed), run.control(), run.after()
+    source, direct, control = bench.tuned(pair.old, pair.old_seed), run.direct(), run.control()
+    after = run.after()
     summary = {
         "task": bench.task.name,
         "method": run.method,
@@ -178,19 +199,21 @@ def perform(run: Run) -> dict[str, Any]:
         "validation_direct": direct["curve"][-1]["validation"],
         "gradients": document["gradients"]["port"],
         "price": document["gradients"]["port"] * bench.task.batch / bench.task.tuning.batch,
-        "plain": plain["curve"],
-        "after": after["curve"] if after else None,
-        "lr": {"source": source["lr"], "plain": plain["lr"], "after": after["lr"] if after else None},
+        "plain": _relative(run.plain(), bench.out) if after else [],
+        "after": _relative(after, bench.out),
+        "direct": Path(direct["folder"]).relative_to(bench.out).as_posix(),
+        "lr": {"source": source["lr"], "direct": direct["lr"]},
         "head": document["head"]["policy"],
-        "seconds": document["seconds"] | {"after": after["seconds"] if after else 0.0},
-        "answers": {
-            name: Path(each["folder"]).relative_to(bench.out).as_posix() if each else None
-            for name, each in (("plain", plain), ("direct", direct), ("after", after))
-        },
+        "seconds": document["seconds"] | {"after": sum(row["seconds"] for row in after)},
     }
     path = run.kept.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     return summary
+
+
+def _relative(rows: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Rows that tell where their answers are kept, beginning at the folder of all runs."""
+    return [row | {"folder": Path(row["folder"]).relative_to(out).as_posix()} for row in rows]
 
 
 def perform_all(runs: Iterator[Run]) -> list[str]:

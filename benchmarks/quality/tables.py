@@ -88,9 +88,9 @@ def tabulate_bounds(runs: list[Run]) -> str:
         some = select(runs, task, "fgmt") or select(runs, task)
         test = {name: spread(run["test"][name] for run in some) for name in ("source", "direct", "control")}
         price = f"{some[0]['gradients']} × {_batch(task)}" if some[0]["gradients"] else EMPTY
-        rates = " / ".join(f"{some[0]['lr'][name]:g}" for name in ("source", "plain"))
+        rates = " / ".join(f"{some[0]['lr'][name]:g}" for name in ("source", "direct"))
         rows.append([title(task), test["source"], test["direct"], test["control"], price, rates, str(len(some))])
-    head = ["task", "tuned source", "direct fine-tuning", "control", "price of FGMT", "lr source / plain", "seeds"]
+    head = ["task", "tuned source", "direct fine-tuning", "control", "price of FGMT", "lr source / direct", "seeds"]
     return make_table(head, rows)
 
 

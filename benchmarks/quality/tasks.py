@@ -1,140 +1,14 @@
-"""The tasks: where two bases come from, what the old one is fine-tuned on, and which ports are tried on that."""
+"""The tasks that the results are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from quality.images import SHARED, find_images
 from quality.networks import MLP, Conv8, ResNet20, mobilenet, small_vit
-
-POINTS = (0, 5, 10, 25, 50, 100, 200, 300)
-"""Steps of a fine-tuning at which it is scored."""
-
-TWISTS: dict[str, dict[str, Any]] = {
-    "cosine": {"port.schedule": "cosine"},
-    "uniform": {"port.schedule": "uniform"},
-    "actual": {"port.trajectory": "actual"},
-    "warm": {"port.start": "warm"},
-    "restart": {"port.start": "restart"},
-    "normalise": {"port.normalise": True},
-    "zero-head": {"port.head": "zero"},
-    "shared-head": {"port.head": "shared"},
-    "given-head": {"port.head": "given"},
-    "augment": {"port.augment": True},
-    "one-batch": {"port.grad_batches": 1},
-}
-"""What a method may be tried with: `fgmt+cosine` is FGMT with a cosine schedule."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How something is trained; several learning rates are tried on the first seed, and validation chooses."""
-
-    steps: int
-    lrs: tuple[float, ...]
-    batch: int = 64
-    optimizer: str = "sgd"
-    schedule: str = "cosine"
-    weight_decay: float = 1e-4
-
-    def overrides(self, lr: float, seed: int) -> dict[str, Any]:
-        """The same as fields of a recipe."""
-        return {
-            "finetune.steps": self.steps,
-            "finetune.batch_size": self.batch,
-            "finetune.optimizer": self.optimizer,
-            "finetune.schedule": self.schedule,
-            "finetune.weight_decay": self.weight_decay,
-            "finetune.lr": lr,
-            "finetune.seed": seed,
-        }
-
-
-@dataclass(frozen=True)
-class Pair:
-    """An old and a new base, and the seeds with which each is fine-tuned."""
-
-    old: str
-    new: str
-    old_seed: int
-    new_seed: int
-
-
-def chain(seed: int) -> Pair:
-    """Bases in a row: 0 → 1, 1 → 2, … Every base but the ends serves twice, and so does its fine-tuning."""
-    return Pair(f"seed-{seed}", f"seed-{seed + 1}", seed, seed + 1)
-
-
-@dataclass(frozen=True)
-class Task:
-    """One row of the results."""
-
-    name: str
-    title: str
-    network: Callable[[int], nn.Module] = field(repr=False)
-    images: str
-    size: int
-    tuning: Training
-    steps: int
-    """T."""
-    grad_batches: int
-    methods: Mapping[str, int]
-    """Method (with twists) → how many seeds."""
-    pair: Callable[[int], Pair] = field(default=chain, repr=False)
-    classes: tuple[str, ...] = ()
-    """What is fine-tuned on; all if empty."""
-    family: str = ""
-    """Tasks of a family share bases and fine-tunings."""
-    before: Training | None = None
-    """How the bases are trained; None if they are random, or files."""
-    before_classes: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Base → file of weights, relative to the folder of shared weights."""
-    file_classes: int = 0
-    batch: int = 128
-    """Images in a minibatch of the port."""
-    bn_batches: int = 5
-    head: str = ""
-    """The port's head policy; as the library decides if empty."""
-    start_head: str = "zero"
-    """What a fine-tuning begins with, as in `hf-retarget finetune`."""
-    after: Mapping[str, int] = field(default_factory=dict)
-    """Method → seeds for which the port is fine-tuned on."""
-    after_lrs: tuple[float, ...] = ()
-    """Those of `tuning` if empty."""
-    points: tuple[int, ...] = POINTS
-    gap: bool = False
-    """Whether accuracies on training images are kept, too (alike in a family)."""
-    record: bool = False
-    """Whether fine-tunings keep their trajectories, for methods with `+actual` (alike in a family)."""
-    limit: int | None = None
-    """At most so many images of each split."""
-    matching: float = 0.5
-    """Seconds of matching at each step, as measured by us: for estimates."""
-    stands_for: str = ""
-    """The paper's figures it corresponds to."""
-
-    @property
-    def folder(self) -> str:
-        """Where the family's bases and fine-tunings are kept."""
-        return self.family or self.name
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds there are in all."""
-        return max(self.methods.values())
-
-    def missing(self) -> str:
-        """Why this task cannot run here; empty if it can."""
-        if find_images(self.images) is None and self.images != "mnist":
-            return f"no images '{self.images}' in ../shared/data"
-        lacking = [file for file in self.files.values() if not (SHARED / "weights" / file).exists()]
-        return f"no weights '{lacking[0]}' in ../shared/weights" if lacking else ""
-
+from quality.task import POINTS, Pair, Task, Training
 
 MAIN = {"naive": 3, "rebasin": 1, "fgmt": 3, "fgmt-sign": 3, "naive-sign": 3, "oracle": 3, "permuted-source": 1}
 FEW = {"naive": 3, "rebasin": 1, "fgmt": 3, "fgmt-sign": 3, "naive-sign": 3, "oracle": 1}
@@ -186,6 +60,7 @@ _SIX_TO_FOUR: dict[str, Any] = {
     "before_classes": CIFAR_SIX,
     "classes": CIFAR_FOUR,
     "steps": 15,
+    "rates": (0.01, 0.03, 0.1),
     "gap": True,
     "record": True,
 }
@@ -199,7 +74,7 @@ _RESNET: dict[str, Any] = {
     "grad_batches": 5,
     "files": RESNETS,
     "file_classes": 10,
-    "after": AFTER,
+    "rates": (0.02, 0.05, 0.1, 0.2),
     "record": True,
 }
 _MOBILENET: dict[str, Any] = {
@@ -207,8 +82,9 @@ _MOBILENET: dict[str, Any] = {
     "network": mobilenet,
     "images": "flowers",
     "size": 96,
-    "tuning": Training(100, (0.01,), batch=32),
+    "tuning": Training(100, (0.003, 0.01), batch=32),
     "points": POINTS[:-2],
+    "budgets": (5, 10, 25, 50),
     "steps": 6,
     "grad_batches": 3,
     "batch": 64,
@@ -249,7 +125,8 @@ _ALL = (
         record=True,
         methods={"naive": 2, "rebasin": 1, "fgmt": 2, "fgmt-sign": 1, "oracle": 2, "fgmt+cosine": 1, **_ACTUAL},
         after=dict.fromkeys(("fgmt", "fgmt-sign"), 1),
-        after_lrs=(0.01,),
+        budgets=(70, 140, 280),
+        rates=(0.05, 0.1),
     ),
     Task(
         name="cifar-6to4",
@@ -272,6 +149,7 @@ _ALL = (
         **_RESNET,
         pair=_between("akamaster", "bognev"),
         methods={**MAIN, "gmt": 1, **_with("cosine", "shared-head", "actual", seeds=2)},
+        after=AFTER,
         stands_for="5d, 6c, 7b, 9d, table 3",
     ),
     Task(
@@ -280,6 +158,7 @@ _ALL = (
         **_RESNET,
         pair=_between("bognev", "akamaster"),
         methods=FEW,
+        after={"fgmt": 1, "fgmt-sign": 1},
         stands_for="5d, 6c",
     ),
     Task(
@@ -288,7 +167,7 @@ _ALL = (
         **_MOBILENET,
         pair=_between("google", "torchvision"),
         methods=FEW,
-        after={"fgmt": 1, "fgmt-sign": 1, "naive-sign": 1},
+        after={"fgmt": 1, "fgmt-sign": 1},
         stands_for="5e, 6d",
     ),
     Task(
@@ -297,7 +176,7 @@ _ALL = (
         **_MOBILENET,
         pair=_between("torchvision", "google"),
         methods=FEW,
-        after={"fgmt": 1, "fgmt-sign": 1, "naive-sign": 1},
+        after={"fgmt": 1, "fgmt-sign": 1},
         stands_for="5e, 6d",
     ),
     Task(
@@ -308,6 +187,7 @@ _ALL = (
         size=28,
         tuning=Training(300, (3e-4, 1e-3), optimizer="adamw"),
         before=Training(800, (1e-3,), optimizer="adamw"),
+        rates=(3e-4, 1e-3, 3e-3),
         before_classes=CLOTHES_SIX,
         classes=CLOTHES_FOUR,
         steps=10,
@@ -331,6 +211,7 @@ _ALL = (
         batch=32,
         bn_batches=0,
         points=(0, 4, 12),
+        budgets=(4,),
         methods={"naive": 2, "fgmt": 2, "oracle": 2, "fgmt+actual": 1},
         after={"naive": 2, "fgmt": 2},
         gap=True,
@@ -338,24 +219,6 @@ _ALL = (
         limit=120,
     ),
 )
-
-
-def shorten(task: Task) -> Task:
-    """The same with hardly any training, on few images: to see that it runs, not what it is good for."""
-    brief = replace(task.tuning, steps=12, batch=8)
-    return replace(
-        task,
-        tuning=brief,
-        before=replace(task.before, steps=6, batch=8) if task.before else None,
-        steps=3,
-        grad_batches=1,
-        batch=16,
-        bn_batches=min(1, task.bn_batches),
-        points=(0, 4, 12),
-        methods=dict.fromkeys(task.methods, 1),
-        after=dict.fromkeys(task.after, 1),
-        limit=80,
-    )
 
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

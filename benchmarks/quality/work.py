@@ -14,7 +14,8 @@ from quality.document import compose_parts, fill_page
 from quality.estimate import count_work, time_image
 from quality.runs import forget, list_runs, load_summaries, perform_all
 from quality.tables import tabulate_ports
-from quality.tasks import TASKS, shorten
+from quality.task import shorten
+from quality.tasks import TASKS
 
 COSINE_SEEDS = 3
 

@@ -14,7 +14,8 @@ from quality.cosine import measure_cosine
 from quality.document import compose_parts, fill_page
 from quality.ensembles import compare_ensembles
 from quality.runs import Run, list_runs, load_summaries, perform, perform_all
-from quality.tasks import TASKS, shorten
+from quality.task import shorten
+from quality.tasks import TASKS
 
 import hf_retarget as rt
 
@@ -66,12 +67,14 @@ def test_neighbours_share_bases_and_their_fine_tunings(out):
 
 def test_the_two_sides_see_the_same_minibatches_and_choose_on_validation(out):
     bench = Bench(TINY, out, say=lambda line: None)
-    plain = bench.plain("seed-1", 1)
-    after = Run(bench, "fgmt", 0).after()
-    assert plain["key"]["seed"] == after["key"]["seed"] == 1
-    tried = {lr: Run(bench, "fgmt", 0)._after(lr) for lr in TINY.tuning.lrs}
-    scores = {lr: sum(row["validation"] for row in done["curve"][1:]) for lr, done in tried.items()}
-    assert after["lr"] == max(scores, key=scores.get)
+    run = Run(bench, "fgmt", 0)
+    for tune in (run._after, lambda steps, lr: bench.tune("seed-1", 1, lr, replace(TINY.tuning, steps=steps))):
+        tried = {lr: tune(4, lr) for lr in TINY.tuning.lrs}
+        assert {done["key"]["seed"] for done in tried.values()} == {1}
+        best = max(tried, key=lambda lr: tried[lr]["curve"][-1]["validation"])
+        rows = run.after() if tune == run._after else run.plain()
+        assert rows[1]["lr"] == best
+        assert rows[1]["test"] == tried[best]["curve"][-1]["test"]
 
 
 def test_what_is_finished_is_not_done_again(out):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from quality.tables import (
     tabulate_savings,
     tabulate_twists,
 )
-from quality.tasks import TASKS, TWISTS
+from quality.task import TWISTS
+from quality.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +33,7 @@ def curve(*tests: float) -> list[dict[str, float]]:
     ]
 
 
-def make_run(method: str, seed: int, port: float, after: list[dict[str, float]] | None = None) -> dict:
+def make_run(method: str, seed: int, port: float, after: Sequence[dict[str, float]] = ()) -> dict:
     return {
         "task": "tiny",
         "method": method,
@@ -44,7 +46,7 @@ def make_run(method: str, seed: int, port: float, after: list[dict[str, float]] 
         "price": 12.0,
         "plain": curve(0.2, 0.4, 0.6, 0.8),
         "after": after,
-        "lr": {"source": 0.1, "plain": 0.1, "after": None},
+        "lr": {"source": 0.1, "direct": 0.1},
         "seconds": {},
     }
 
