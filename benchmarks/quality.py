@@ -68,7 +68,7 @@ def main(
             raise click.BadParameter(f"there is no figure '{figure}'; choose one of {', '.join(FIGURES)}")
         chosen = FIGURES[figure]
         if not chosen.tasks:
-            raise click.ClickException(f"figure {figure} needs a GPU machine; docs/results.md has the commands")
+            raise click.ClickException(f"figure {figure} needs a GPU machine; sh benchmarks/paper.sh has the commands")
         tasks, methods = chosen.tasks, methods or chosen.methods
         cosine, basins = chosen.study == "cosine", chosen.study == "basins"
     if unknown := [name for name in tasks if name not in TASKS]:

@@ -23,6 +23,7 @@ from PIL import Image
 import hf_retarget as rt
 from hf_retarget.cli import main
 from hf_retarget.cli.port import DTYPES
+from hf_retarget.data import Split
 from hf_retarget.models import load_checkpoint, save_model
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "80", "--data-image-size", "28", "--data-validation", "0.2")
@@ -189,6 +190,19 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(trio, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
     document = json.loads(run("port", *trio, *DATA, *SHORT, "--dry-run", "--json", "-q").stdout)
     assert (document["format"], document["gradients"]) == ("hf-retarget/plan/1", 12)
+
+
+def test_a_dry_run_takes_one_minibatch_however_many_the_port_would(trio, monkeypatch):
+    drawn = []
+    original = Split.batches
+    monkeypatch.setattr(Split, "batches", lambda *a, **k: drawn.append(k.get("count")) or original(*a, **k))
+    plans = [
+        json.loads(run("port", *trio, *DATA, *SHORT, "--grad-batches", count, "--dry-run", "--json", "-q").stdout)
+        for count in ("2", "200")
+    ]
+    assert drawn == [1, 1]
+    assert plans[1]["gradients"] == 100 * plans[0]["gradients"]
+    assert plans[1]["memory"] > plans[0]["memory"], "the images of a step are kept for both sides"
 
 
 def test_on_a_terminal_there_is_a_table(trio, tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ from typing import Any
 
 from quality.tables import EMPTY, Run, make_table, mean, ratio_of, savings, select, spread
 
-_GPU = "on a GPU machine, see below"
+_GPU = "`sh benchmarks/paper.sh imagenet`, on a GPU machine"
 
 
 @dataclass(frozen=True)

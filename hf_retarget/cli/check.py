@@ -126,7 +126,7 @@ def _cost(cost: Cost) -> list[Row]:
         ),
     ]
     if cost.flops is None or cost.seconds is None or cost.speed is None:
-        return [*rows, ("time", "cannot be told from shapes; port --dry-run measures one gradient")]
+        return [*rows, ("time", "cannot be told from shapes; port --dry-run measures one minibatch")]
     basis = f"{cost.flops / 1e9:.2g} GFLOP an image, {cost.speed / 1e9:.3g} GFLOP/s in a product of matrices here"
     return [
         *rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,10 +74,13 @@ class Gradients:
     accelerator: Accelerator | None = None
     progress: Progress = SILENT
 
-    def __call__(self, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """The gradient at `weights`, averaged over all minibatches."""
-        if not batches:
-            raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
+    def __call__(
+        self, weights: Mapping[str, Tensor], batches: Iterable[Batch], total: int | None = None
+    ) -> dict[str, Tensor]:
+        """The gradient at `weights`, averaged over all minibatches; `total` says how many will come, for the progress.
+
+        Only one is held at a time, if `batches` makes them as they are asked for.
+        """
         device = self.accelerator.device if self.accelerator else torch.device("cpu")
         rank, processes = (
             (self.accelerator.process_index, self.accelerator.num_processes) if self.accelerator else (0, 1)
@@ -88,14 +91,18 @@ class Gradients:
         leaves = {name: weights[name].detach().to(device).requires_grad_() for name in wanted}
         sums = {name: torch.zeros(leaves[name].shape, dtype=torch.float64, device=device) for name in wanted}
         with matching_mode(self.model):
-            for number, (inputs, labels) in enumerate(self.progress.track(batches, "gradients", len(batches))):
-                if number % processes == rank:
+            seen = 0
+            for inputs, labels in self.progress.track(batches, "gradients", total):
+                if seen % processes == rank:
                     self._accumulate(leaves, wanted, inputs, labels, sums)
+                seen += 1
         clear_caches(self.model)
+        if not seen:
+            raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
         for name in wanted:
             if self.accelerator is not None and processes > 1:
                 sums[name] = self.accelerator.reduce(sums[name], "sum")
-        return {name: (total / len(batches)).float().cpu() for name, total in sums.items()}
+        return {name: (added / seen).float().cpu() for name, added in sums.items()}
 
     def _accumulate(
         self, leaves: dict[str, Tensor], wanted: list[str], inputs: Any, labels: Tensor, sums: dict[str, Tensor]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import prod
+from functools import cached_property
 
 import torch
 from accelerate import Accelerator
@@ -15,14 +15,12 @@ from hf_retarget.data import Split
 from hf_retarget.data.images import Batch, derive_seed
 from hf_retarget.evaluate import Score, evaluate
 from hf_retarget.pipeline.clock import Clock
+from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
 
 Tensors = Mapping[str, Tensor]
-
-_ROOM = 256 << 20
-"""Bytes of images that are kept after they were first drawn, for each use: every step sees the same ones."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,11 @@ class Judge:
     workers: int = 0
     progress: Progress = SILENT
     clock: Clock = field(default_factory=Clock)
-    _kept: dict[str, list[Batch]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def drawn(self) -> Drawn:
+        """Images for every step: each sees the same ones."""
+        return Drawn(self.inputs.preprocess.input_size)
 
     @property
     def model(self) -> nn.Module:
@@ -69,7 +71,7 @@ class Judge:
             return train.batches(options.batch_size, seed=other, count=options.bn_batches, workers=self.workers)
 
         with self.clock.stage("batchnorm"):
-            batches = self._draw("batchnorm", options.bn_batches * options.batch_size, draw)
+            batches = self.drawn.get("batchnorm", options.bn_batches * options.batch_size, draw)
             return reset_batchnorm(self.model, batches, accelerator=self.accelerator, progress=self.progress)
 
     def score(self, split: Split) -> Score:
@@ -78,16 +80,9 @@ class Judge:
         with self.clock.stage("evaluation"):
             return evaluate(
                 self.model,
-                self._draw(split.name, len(split), lambda: split.batches(size, workers=self.workers)),
+                self.drawn.get(split.name, len(split), lambda: split.batches(size, workers=self.workers)),
                 self.inputs.classes,
                 accelerator=self.accelerator,
                 progress=self.progress,
                 total=-(-len(split) // size),
             )
-
-    def _draw(self, what: str, images: int, draw: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:
-        if images * prod(self.inputs.preprocess.input_size) * 4 > _ROOM:
-            return draw()
-        if what not in self._kept:
-            self._kept[what] = list(draw())
-        return self._kept[what]

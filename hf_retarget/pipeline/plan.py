@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_retarget.matching.objective import Compression
 from hf_retarget.pipeline.clock import peak_memory
+from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.pipeline.inputs import Inputs, Reference
-from hf_retarget.pipeline.pose import Task, count_gradients
-from hf_retarget.pipeline.prepare import prepare
+from hf_retarget.pipeline.pose import IMAGES, StepGradients, count_gradients
+from hf_retarget.pipeline.prepare import Prepared, prepare
 from hf_retarget.pipeline.start import doing
 from hf_retarget.recipe import PortOptions
 
@@ -42,9 +43,9 @@ class Plan:
     finetune_steps: int
     compressed: bool
     memory: int
-    """Bytes that the process will need at most: what one gradient needed, and what the steps add to that."""
+    """Bytes that the process will need at most: what one minibatch needed, and what the steps add to that."""
     seconds: float
-    """Estimated from one gradient of a minibatch, without the search for permutations."""
+    """Estimated from the gradient of one minibatch, without the search for permutations."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class Plan:
 
 
 def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any = None, **options: Any) -> Plan:
-    """Load and check everything as a port would, time one gradient, and stop there; the arguments are those of `port`.
+    """Load and check everything as a port would, time one minibatch, and stop there; the arguments are those of `port`.
 
     Example:
         >>> plan("old/", "tuned/", "new/", "cub").gradients      # doctest: +SKIP
@@ -61,8 +62,8 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
     """
     prepared = prepare(src_base, src_ft, new_base, data, **options)
     recipe, inputs, derived, task = prepared.recipe, prepared.inputs, prepared.derived, prepared.task
-    with doing(prepared.judge.progress, "timing one gradient"):
-        each = _time_gradient(task) / recipe.port.grad_batches
+    with doing(prepared.judge.progress, "timing one minibatch"):
+        each = _time_minibatch(prepared)
     method = "naive" if task.permutation else task.method
     gradients = count_gradients(method, task.steps, recipe.port.grad_batches)
     after = recipe.finetune.total_steps(len(inputs.data.train))
@@ -86,7 +87,7 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
         control_steps=control,
         finetune_steps=after,
         compressed=task.problem.options.compression is not None,
-        memory=_memory(inputs, task),
+        memory=_memory(prepared),
         seconds=each * (gradients + compared + extra + _FORWARD * _forwards(inputs, recipe.port, task.steps)),
         notes=(*inputs.comparison.notes, *inputs.data.notes),
     )
@@ -96,9 +97,11 @@ def _size(inputs: Inputs) -> int:
     return sum(inputs.heads.target[name].numel() for name in inputs.names)
 
 
-def _time_gradient(task: Task) -> float:
+def _time_minibatch(prepared: Prepared) -> float:
+    judge, port = prepared.judge, replace(prepared.recipe.port, grad_batches=1)
+    gradient = StepGradients(prepared.inputs, port, judge.accelerator, judge.workers)
     began = time.perf_counter()
-    task.problem.gradient_at(task.problem.target, 1)
+    gradient(prepared.task.problem.target, 1)
     return time.perf_counter() - began
 
 
@@ -111,10 +114,15 @@ def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
     return walks * steps * per_step + tests * len(data.test) / options.batch_size
 
 
-def _memory(inputs: Inputs, task: Task) -> int:
-    """The peak so far, with everything loaded and one gradient taken, and what comes on top of it."""
+def _memory(prepared: Prepared) -> int:
+    """The peak so far, with everything loaded and the gradient of a minibatch taken, and what comes on top of it."""
+    task, port = prepared.task, prepared.recipe.port
     method = "naive" if task.permutation else task.method
-    return (peak_memory() or 0) + estimate_growth(_size(inputs), task.steps, method, task.problem.options.compression)
+    drawn = Drawn(prepared.inputs.preprocess.input_size, room=IMAGES)
+    images = drawn.size(port.grad_batches * port.batch_size)
+    others = images - drawn.size(port.batch_size) if images <= drawn.room and count_gradients(method, 1, 1) else 0
+    growth = estimate_growth(_size(prepared.inputs), task.steps, method, task.problem.options.compression)
+    return (peak_memory() or 0) + others + growth
 
 
 def estimate_growth(parameters: int, steps: int, method: str, compression: Compression | None) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hf_retarget.matching.objective import Compression
 from hf_retarget.matching.problem import MatchOptions, Problem, State
 from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajectory, Trajectory, transplant
 from hf_retarget.pipeline.clock import Clock
+from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.pipeline.reuse import load_permutation
 from hf_retarget.progress import SILENT, Progress
@@ -28,6 +30,9 @@ from hf_retarget.recipe import PortOptions, Recipe
 
 EXACT = 1 << 28
 """Bytes up to which gradients are kept as they are; beyond, their leading directions."""
+
+IMAGES = 1 << 30
+"""Bytes of a step's images up to which they are decoded only once, for both sides."""
 
 Tensors = Mapping[str, Tensor]
 Checkpoints = str | Path | Sequence[str | Path]
@@ -117,7 +122,11 @@ class StepGradients:
     workers: int = 0
     clock: Clock = field(default_factory=Clock)
     progress: Progress = SILENT
-    _drawn: dict[int, list[Batch]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def drawn(self) -> Drawn:
+        """Images of the current step, for both sides."""
+        return Drawn(self.inputs.preprocess.input_size, room=IMAGES)
 
     def __call__(self, weights: Tensors, step: int) -> dict[str, Tensor]:
         """The gradient of the loss at some weights."""
@@ -126,24 +135,25 @@ class StepGradients:
         model = self.inputs.model.to(self.accelerator.device)
         with self.clock.stage("gradients"):
             compute = Gradients(model, cross_entropy, self.options.micro_batch, self.accelerator, self.progress)
-            return compute(weights, batches)
+            return compute(weights, batches, self.options.grad_batches)
 
-    def batches(self, step: int) -> list[Batch]:
+    def batches(self, step: int) -> Iterable[Batch]:
         """The minibatches of a step, counted from 1."""
-        if step not in self._drawn:
-            self._drawn.clear()
-            options, train = self.options, self.inputs.data.train
-            self._drawn[step] = list(
-                train.batches(
-                    options.batch_size,
-                    seed=options.seed,
-                    skip=(step - 1) * options.grad_batches,
-                    count=options.grad_batches,
-                    augment=options.augment,
-                    workers=self.workers,
-                )
+        options, train = self.options, self.inputs.data.train
+
+        def draw() -> Iterable[Batch]:
+            return train.batches(
+                options.batch_size,
+                seed=options.seed,
+                skip=(step - 1) * options.grad_batches,
+                count=options.grad_batches,
+                augment=options.augment,
+                workers=self.workers,
             )
-        return self._drawn[step]
+
+        what = f"step {step}"
+        self.drawn.forget(but=what)
+        return self.drawn.get(what, options.grad_batches * options.batch_size, draw)
 
 
 @dataclass(frozen=True)

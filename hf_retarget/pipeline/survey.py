@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,13 @@ from hf_retarget.errors import RetargetError
 from hf_retarget.evaluate import evaluate
 from hf_retarget.files import atomic_path
 from hf_retarget.landscape import Grid
+from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
 
 Shares = tuple[float, ...]
 Figures = dict[str, Any]
 """loss, top1, top5: plain JSON values, null for a number that is none."""
-
-_ROOM = 256 << 20
-"""Bytes of images that are kept after they were first drawn, for each use: every point sees the same ones."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,11 @@ class Surveyor:
     accelerator: Accelerator
     workers: int = 0
     progress: Progress = SILENT
-    _kept: dict[str, list[Batch]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def drawn(self) -> Drawn:
+        """Images for every point: each sees the same ones."""
+        return Drawn(self.split.preprocess.input_size)
 
     def score(self, weights: Mapping[str, Tensor]) -> Figures:
         """Put weights into the model, estimate the BatchNorm statistics that fit them, and score it.
@@ -61,24 +63,19 @@ class Surveyor:
                 train = self.data.train
                 return train.batches(options.batch_size, seed=other, count=options.bn_batches, workers=self.workers)
 
-            drawn = self._draw("batchnorm", options.bn_batches * options.batch_size, draw)
+            drawn = self.drawn.get("batchnorm", options.bn_batches * options.batch_size, draw)
             reset_batchnorm(self.model, drawn, accelerator=self.accelerator, progress=self.progress)
         found = evaluate(
             self.model,
-            self._draw("split", len(self.split), lambda: self.split.batches(options.eval_batch, workers=self.workers)),
+            self.drawn.get(
+                "split", len(self.split), lambda: self.split.batches(options.eval_batch, workers=self.workers)
+            ),
             self.classes,
             accelerator=self.accelerator,
             progress=self.progress,
             total=-(-len(self.split) // options.eval_batch),
         )
         return {"loss": found.loss if math.isfinite(found.loss) else None, "top1": found.top1, "top5": found.top5}
-
-    def _draw(self, what: str, images: int, draw: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:
-        if images * prod(self.split.preprocess.input_size) * 4 > _ROOM:
-            return draw()
-        if what not in self._kept:
-            self._kept[what] = list(draw())
-        return self._kept[what]
 
 
 def take(split: Split, limit: int | None, seed: int) -> Split:

@@ -170,18 +170,3 @@ def test_pages_have_both_ends_of_every_marker(page):
     begins = re.findall(r"<!-- (?!end of )(\S+) -->", text)
     assert begins
     assert begins == re.findall(r"<!-- end of (\S+) -->", text)
-
-
-def test_the_commands_for_a_gpu_machine_name_recipes_and_options_that_there_are():
-    import re
-
-    from hf_retarget.cli import main
-    from hf_retarget.recipe import load_recipe
-
-    block = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").rpartition("### On a GPU machine")[2]
-    code = block.split("```")[1].replace("\\\n", " ")
-    for name in {"cars@source", "cars@paper", *re.findall(r"--data (\w+@\w+)", code)}:
-        assert load_recipe(name).finetune.epochs >= 0
-    for command, rest in re.findall(r"hf-retarget (\w+) (.*)", code):
-        known = {option for parameter in main.commands[command].params for option in parameter.opts}
-        assert set(re.findall(r"--[a-z-]+", rest)) <= known, command
