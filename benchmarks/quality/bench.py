@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -144,11 +144,6 @@ class Bench:
         tried = {lr: self.tune(first, 0, lr) for lr in rates} if len(rates) > 1 else {}
         best = max(rates, key=lambda lr: last_validation(tried[lr]) if tried else lr)
         return self.tune(base, seed, best)
-
-    def control(self, base: str, seed: int, minibatches: int) -> dict[str, Any]:
-        """Plain fine-tuning with as many gradients as a port took."""
-        how = replace(self.task.tuning, steps=minibatches, batch=self.task.batch)
-        return self.tune(base, seed, self.tuned(base, seed)["lr"], how)
 
     def _key(self, how: Training, name: str) -> dict[str, Any]:
         task = self.task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -112,9 +112,10 @@ class Run:
 
     def control(self) -> dict[str, Any] | None:
         """Plain fine-tuning at the same price, for methods that take gradients."""
-        if self.method not in PRICED:
+        if self.method.partition("+")[0] not in PRICED:
             return None
-        return self.bench.control(self.pair.new, self.pair.new_seed, self.document["gradients"]["port"])
+        task, price = self.bench.task, self.document["gradients"]["port"]
+        return self._climb([price], task.batch)[0]
 
     def direct(self) -> dict[str, Any]:
         """The new base, fine-tuned all the way."""
@@ -122,13 +123,14 @@ class Run:
 
     def plain(self) -> list[dict[str, Any]]:
         """How fast the new base learns as it is."""
-        bench, direct, first = self.bench, self.direct(), self.bench.task.pair(0)
+        direct, task = self.direct(), self.bench.task
+        return [row_of(direct, 0), *self._climb(task.budgets, task.tuning.batch), row_of(direct)]
 
+    def _climb(self, budgets: Sequence[int], batch: int) -> list[dict[str, Any]]:
         def tune(pair: Pair, steps: int, lr: float) -> dict[str, Any]:
-            return bench.tune(pair.new, pair.new_seed, lr, self._shorter(steps))
+            return self.bench.tune(pair.new, pair.new_seed, lr, replace(self._shorter(steps), batch=batch))
 
-        rows = climb(partial(tune, self.pair), partial(tune, first), bench.task.budgets, self._rates)
-        return [row_of(direct, 0), *rows, row_of(direct)]
+        return climb(partial(tune, self.pair), partial(tune, self.bench.task.pair(0)), budgets, self._rates)
 
     def after(self) -> list[dict[str, Any]]:
         """How fast it learns from where the port has brought it; empty if this is not asked for."""
@@ -194,7 +196,7 @@ def perform(run: Run) -> dict[str, Any]:
             "port": document["test"]["port"]["top1"],
             "source": source["curve"][-1]["test"],
             "direct": direct["curve"][-1]["test"],
-            "control": control["curve"][-1]["test"] if control else None,
+            "control": control["test"] if control else None,
         },
         "validation_direct": direct["curve"][-1]["validation"],
         "gradients": document["gradients"]["port"],

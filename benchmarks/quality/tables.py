@@ -94,6 +94,24 @@ def tabulate_bounds(runs: list[Run]) -> str:
     return make_table(head, rows)
 
 
+def tabulate_prices(runs: list[Run]) -> str:
+    """Ports beside plain fine-tuning with as many gradients, from cheap to dear."""
+    rows = []
+    for task in tasks_in(runs):
+        priced = [run for run in select(runs, task) if run["test"]["control"] is not None]
+        usual = {run["method"]: run["gradients"] for run in priced}
+        for method, price in sorted(usual.items(), key=lambda pair: pair[1]):
+            if "+" in method and price == usual.get(method.partition("+")[0]):
+                continue  # another way at the same price: see the decisions
+            some = select(priced, task, method)
+            tests = [spread(run["test"][name] for run in some) for name in ("port", "control")]
+            gains = [run["test"]["port"] - run["test"]["control"] for run in some]
+            rows.append(
+                [f"`{task}`", f"`{method}`", f"{price} × {_batch(task)}", *tests, _signed(gains), str(len(some))]
+            )
+    return make_table(["task", "method", "gradients", "port", "plain fine-tuning", "difference", "seeds"], rows)
+
+
 def _batch(task: str) -> int:
     return TASKS[task].batch if task in TASKS else 128
 

@@ -25,6 +25,8 @@ TWISTS: dict[str, dict[str, Any]] = {
     "given-head": {"port.head": "given"},
     "augment": {"port.augment": True},
     "one-batch": {"port.grad_batches": 1},
+    "five-steps": {"port.steps": 5},
+    "twenty-steps": {"port.steps": 20},
 }
 """What a method may be tried with: `fgmt+cosine` is FGMT with a cosine schedule."""
 

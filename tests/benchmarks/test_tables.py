@@ -17,6 +17,7 @@ from quality.tables import (
     tabulate_cosines,
     tabulate_gap,
     tabulate_ports,
+    tabulate_prices,
     tabulate_savings,
     tabulate_twists,
 )
@@ -116,6 +117,16 @@ def test_a_margin_within_its_error_is_none():
 def test_twists_are_compared_on_the_same_seeds(runs):
     alone = [run for run in runs if run["method"] != "fgmt+cosine" or run["seed"] == 1]
     assert tabulate_twists(alone).splitlines()[-1] == "| `tiny` | `fgmt+cosine` | 54.0 | 52.0 | -2.0 |"
+
+
+def test_prices_go_from_cheap_to_dear_and_leave_out_other_ways_at_the_same_price(runs):
+    cheap = make_run("fgmt+one-batch", 0, 0.45) | {"gradients": 3}
+    unpriced = make_run("naive", 0, 0.3)
+    unpriced["test"]["control"] = None
+    lines = tabulate_prices([run for run in runs if "fgmt" in run["method"]] + [cheap, unpriced]).splitlines()
+    assert [line.split("`")[3] for line in lines[2:]] == ["fgmt+one-batch", "fgmt", "fgmt-sign"]
+    assert lines[2] == "| `tiny` | `fgmt+one-batch` | 3 × 32 | 45.0 | 50.0 | -5.0 | 1 |"
+    assert lines[3].endswith("| 53.0 ± 1.4 | 50.0 ± 0.0 | +3.0 ± 1.4 | 2 |")
 
 
 def test_curves_and_gaps_have_a_row_for_each_method(runs):
