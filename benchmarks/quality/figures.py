@@ -130,7 +130,7 @@ _ALL = (
         "6d",
         "the same, CUB",
         "as 6b",
-        ("mobilenet-flowers", "mobilenet-flowers-back"),
+        ("mobilenet-flowers",),
         methods=_FEW,
         instead="as 5e",
     ),

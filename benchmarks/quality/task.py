@@ -26,7 +26,6 @@ TWISTS: dict[str, dict[str, Any]] = {
     "augment": {"port.augment": True},
     "one-batch": {"port.grad_batches": 1},
     "five-steps": {"port.steps": 5},
-    "twenty-steps": {"port.steps": 20},
 }
 """What a method may be tried with: `fgmt+cosine` is FGMT with a cosine schedule."""
 
