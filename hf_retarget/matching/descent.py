@@ -1,35 +1,26 @@
 """Coordinate descent over groups: one exact assignment at a time, until no group can improve the objective.
 
-The source side is kept *as permuted so far*. A step asks for a permutation relative to that, so building its matrix
-of gains is one product for each piece, without looking anything up; only a step that moves something permutes the
-pieces it touches. A group is looked at again only after a group it shares a piece with has moved.
+A step asks for a permutation relative to the current one; only a step that moves something permutes the pieces it
+touches. A group is looked at again only after a group it shares a piece with has moved.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from hf_retarget.graph.layout import gather
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import Group
 from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
-from hf_retarget.matching.objective import Compression, Piece, Stacks
+from hf_retarget.matching.moved import MovedSource, Moves, is_identity
+from hf_retarget.matching.objective import Compression, Stacks
 from hf_retarget.matching.units import Unit, units
-
-_ROOM = 1 << 30
-"""Bytes for products that are kept until a neighbour moves."""
 
 _COARSE_FROM = 1 << 22
 """Numbers in the stacks from which a coarse descent goes first."""
-
-Moves = dict[str, Tensor]
-"""Permutations relative to the current one, of some groups."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +56,8 @@ def descend(
     """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
     Groups are visited in a seeded random order; of several `restarts`, with other orders and without the guess, the
-    best is kept. A sweep
-    that gains less than `tolerance` of the objective's scale is the last. With `coarse`, a descent over large exact
-    stacks goes first over a compressed copy, where a sweep costs a fraction.
+    best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last. With `coarse`, a
+    descent over large exact stacks goes first over a compressed copy, where a sweep costs a fraction.
 
     Example:
         >>> match = descend(stacks, seed=0)                      # doctest: +SKIP
@@ -92,9 +82,10 @@ def _guess(stacks: Stacks) -> Permutation:
     # Where a descent begins if nobody says: at the identity, or at a guess if that is better.
     identity = stacks.graph.identity()
     descent = _Descent(stacks, identity, seed=0)
-    before = descent.objective()
+    before = descent.source.objective()
     descent.guess()
-    return Permutation(stacks.graph.fingerprint, descent.indices) if descent.objective() > before else identity
+    better = descent.source.objective() > before
+    return Permutation(stacks.graph.fingerprint, descent.indices) if better else identity
 
 
 def _refine(levels: list[Stacks], start: Permutation, seed: int, max_sweeps: int, tolerance: float) -> Match:
@@ -114,14 +105,9 @@ class _Descent:
         self.coarse = coarse
         self.indices = dict(start.indices)
         self.generator = np.random.default_rng(seed)
-        self.weights = stacks.weights()
-        self.constant = stacks.constant
-        self.pieces = list(stacks.pieces.values())
-        moved = {name: index for name, index in start.indices.items() if not _is_identity(index)}
-        self.source = [_permuted(piece, piece.source, moved) for piece in self.pieces]
+        self.source = MovedSource(stacks, start)
+        self.pieces = self.source.pieces
         self.units = units(self.graph, self.pieces)
-        self.known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in self.pieces]
-        self.room = _ROOM
         self.touching: dict[str, list[int]] = {group.name: [] for group in self.graph.groups}
         for number, piece in enumerate(self.pieces):
             for name in piece.groups:
@@ -131,8 +117,8 @@ class _Descent:
         """Sweep until nothing is due, or too little is gained."""
         self._warn_of_zeros()
         due = set(range(len(self.units)))
-        objective = self.objective()
-        scale = self._scale()
+        objective = self.source.objective()
+        scale = sum(map(self.source.scale, range(len(self.pieces))))
         sweeps: list[Sweep] = []
         while due and len(sweeps) < max_sweeps:
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
@@ -149,7 +135,7 @@ class _Descent:
             if objective - before <= tolerance * scale:
                 break
         permutation = Permutation(self.graph.fingerprint, self.indices)
-        return Match(permutation, self.objective(), tuple(sweeps))
+        return Match(permutation, self.source.objective(), tuple(sweeps))
 
     def guess(self) -> None:
         """Solve group by group, each from those pieces only whose other groups are solved already (or that have none).
@@ -157,10 +143,7 @@ class _Descent:
         What is matched against neighbours that are still in the wrong order is noise, and a descent that begins with
         it ends in a worse optimum. The next group is the one about which most is known.
         """
-        weight = [
-            self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm())
-            for piece in self.pieces
-        ]
+        weight = [self.source.scale(number) for number in range(len(self.pieces))]
         touching, known, waiting = self.touching, set[str](), list(self.units)
 
         def heard(unit: Unit) -> set[int]:
@@ -177,24 +160,6 @@ class _Descent:
                 self._apply(moves)
             known |= unit.names
 
-    # ------------------------------------------------------------------ the objective
-
-    def objective(self) -> float:
-        """⟨target, π source⟩ as it is now."""
-        return self.constant + sum(self._value(number) for number in range(len(self.pieces)))
-
-    def _value(self, number: int) -> float:
-        piece = self.pieces[number]
-        product = torch.dot(piece.target.flatten(), self.source[number].flatten())
-        return self.weights[piece.tensor] * float(product)
-
-    def _scale(self) -> float:
-        # What the objective would be if every piece were matched perfectly.
-        return sum(
-            self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm())
-            for piece in self.pieces
-        )
-
     def _warn_of_zeros(self) -> None:
         dead = [
             name
@@ -205,16 +170,16 @@ class _Descent:
             listed = ", ".join(dead[:3]) + (f" and {len(dead) - 3} more" if len(dead) > 3 else "")
             warnings.warn(f"nothing to match in {listed}: all zero or absent; the identity is kept", stacklevel=4)
 
-    # ------------------------------------------------------------------ one step
-
     def _solve(self, unit: Unit, scale: float) -> tuple[Moves, float]:
         if unit.inners:
             moves, gain = self._solve_nested(unit)
         else:
             moves, gain = self._solve_one(unit.group)
-        moves = {name: index for name, index in moves.items() if not _is_identity(index)}
+        moves = {name: index for name, index in moves.items() if not is_identity(index)}
         if moves and any(self._twice(name) for name in moves):
-            gain = self._true_gain(moves)
+            # A group that a tensor has twice makes the step quadratic: its gain was only a linear guess.
+            numbers = sorted({number for name in moves for number in self.touching[name]})
+            gain = sum(self.source.try_out(number, moves) for number in numbers)
         return (moves, gain) if gain > 1e-9 * scale else ({}, 0.0)  # less could be made by rounding
 
     def _solve_one(self, group: Group) -> tuple[Moves, float]:
@@ -223,7 +188,7 @@ class _Descent:
             piece = self.pieces[number]
             for position in piece.positions(group.name):
                 outer = piece.factors[position].outer
-                gains += self._gains(number, outer, (position,)).reshape(gains.shape)
+                gains += self.source.gains(number, outer, (position,)).reshape(gains.shape)
         index, best = assign(gains) if not group.blocks else assign_rows(gains)
         return {group.name: torch.from_numpy(index)}, best - _stay(gains)
 
@@ -236,52 +201,16 @@ class _Descent:
             paired = {piece.factors[p].outer[0]: p for name in inners for p in piece.positions(name)}
             for position in piece.positions(unit.group.name):
                 if position not in paired:
-                    outer += self._gains(number, (), (position,))
+                    outer += self.source.gains(number, (), (position,))
                     continue
                 name = piece.factors[paired[position]].group or ""
                 size = inners[name].shape[-1]
-                gains = self._gains(number, (), (position, paired[position]))
+                gains = self.source.gains(number, (), (position, paired[position]))
                 inners[name] += gains.reshape(blocks, size, blocks, size).transpose(0, 2, 1, 3)
         order, rows, best = assign_nested(outer, list(inners.values()))
         stay = _stay(outer) + sum(_stay(gains[range(blocks), range(blocks)]) for gains in inners.values())
         moves = {unit.group.name: order, **dict(zip(inners, rows, strict=True))}
         return {name: torch.from_numpy(index) for name, index in moves.items()}, best - stay
-
-    def _gains(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-        known = self.known[number].get(axes)
-        if known is None:
-            piece = self.pieces[number]
-            known = self._product(piece, piece.target, self.source[number], batch, axes)
-            if self.room >= known.nbytes:
-                self.room -= known.nbytes
-                self.known[number][axes] = known
-        return known
-
-    def _product(
-        self, piece: Piece, target: Tensor, source: Tensor, batch: tuple[int, ...], axes: tuple[int, ...]
-    ) -> np.ndarray:
-        # gains[batch, i, j] = ⟨target at i, source at j⟩ along some axes of a piece, for each index of the batch axes
-        rest = [i for i in range(target.dim()) if i not in (*batch, *axes)]
-        order = [*batch, *axes, *rest]
-        rows = math.prod(target.shape[i] for i in batch)
-        length = math.prod(target.shape[i] for i in axes)
-        ours, theirs = (side.permute(order).reshape(rows, length, -1) for side in (target, source))
-        gains = torch.bmm(ours, theirs.transpose(1, 2)) if batch else (ours[0] @ theirs[0].T)
-        product: np.ndarray = (self.weights[piece.tensor] * gains).cpu().numpy()
-        return product
-
-    def _twice(self, name: str) -> bool:
-        return any(len(self.pieces[number].positions(name)) > 1 for number in self.touching[name])
-
-    def _true_gain(self, moves: Moves) -> float:
-        # A group that a tensor has twice makes the step quadratic: its gain was only a linear guess.
-        before = after = 0.0
-        for number in sorted({number for name in moves for number in self.touching[name]}):
-            piece = self.pieces[number]
-            moved = _permuted(piece, self.source[number], moves)
-            before += self._value(number)
-            after += self.weights[piece.tensor] * float(torch.dot(piece.target.flatten(), moved.flatten()))
-        return after - before
 
     def _apply(self, moves: Moves) -> set[int]:
         # Move the source along, and tell which units have a neighbour that moved.
@@ -290,48 +219,12 @@ class _Descent:
                 self.indices[group.name] = self.graph.compose_group(group, self.indices, moves)
         numbers = {number for name in moves for number in self.touching[name]}
         for number in numbers:
-            self._move(number, moves)
+            self.source.move(number, moves)
         near = {name for number in numbers for name in self.pieces[number].groups}
         return {i for i, unit in enumerate(self.units) if unit.names & near}
 
-    def _move(self, number: int, moves: Moves) -> None:
-        # What is known of a piece moves along with its axes, or is corrected by what has changed, or is forgotten.
-        piece, source = self.pieces[number], self.source[number]
-        moved = [i for i, factor in enumerate(piece.factors) if factor.group in moves]
-        plain = len(moved) == 1 and not piece.factors[moved[0]].outer
-        index = moves[piece.factors[moved[0]].group or ""] if plain else None
-        changes = None if index is None else self._exchange(number, moved[0], index)
-        if changes is None:
-            self.source[number] = _permuted(piece, source, moves)
-        for axes, gains in list(self.known[number].items()):
-            outer = piece.factors[axes[0]].outer
-            if index is not None and axes == (moved[0],):
-                self.known[number][axes] = np.take(gains, index.numpy(), axis=-1)
-            elif changes is not None and moved[0] not in (*axes, *outer):
-                gains += self._product(piece, *changes, outer, axes)
-            else:
-                self.room += gains.nbytes
-                del self.known[number][axes]
-
-    def _exchange(self, number: int, axis: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
-        # Where few elements change places, only they are touched: the target there, and by how much the source changes.
-        changed = (index != torch.arange(len(index))).nonzero()[:, 0]
-        if 2 * len(changed) > len(index):
-            return None
-        piece, source = self.pieces[number], self.source[number]
-        old, new = source.index_select(axis, changed), source.index_select(axis, index[changed])
-        if source.data_ptr() == piece.source.data_ptr():
-            source = self.source[number] = source.clone()  # the stacks are not ours
-        source.index_copy_(axis, changed, new)
-        return piece.target.index_select(axis, changed), new.sub_(old)
-
-
-def _permuted(piece: Piece, tensor: Tensor, moves: Moves) -> Tensor:
-    return gather(tensor, piece.factors, moves)
-
-
-def _is_identity(index: Tensor) -> bool:
-    return bool((index == torch.arange(index.shape[-1])).all())
+    def _twice(self, name: str) -> bool:
+        return any(len(self.pieces[number].positions(name)) > 1 for number in self.touching[name])
 
 
 def _stay(gains: np.ndarray) -> float:

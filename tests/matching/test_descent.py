@@ -11,6 +11,7 @@ from torch import nn
 
 import hf_retarget as rt
 from hf_retarget.matching.descent import _Descent, descend
+from hf_retarget.matching.moved import MovedSource
 from hf_retarget.matching.objective import Stacks
 
 
@@ -207,11 +208,12 @@ def test_products_that_are_corrected_equal_those_computed_anew(noise):
     descent = _Descent(stacks, graph.identity(), 0)
     descent.run(100, 0.0)
     corrected = 0
-    for number, known in enumerate(descent.known):
-        piece = descent.pieces[number]
+    source = descent.source
+    for number, known in enumerate(source._known):
+        piece = source.pieces[number]
         for axes, gains in known.items():
             outer = piece.factors[axes[0]].outer
-            anew = descent._product(piece, piece.target, descent.source[number], outer, axes)
+            anew = source._product(piece, piece.target, source.source[number], outer, axes)
             assert gains == pytest.approx(anew, rel=1e-3, abs=1e-3)
             corrected += 1
     assert corrected >= len(graph)  # nothing was compared otherwise
@@ -236,6 +238,6 @@ def test_an_outline_comes_first_and_the_end_is_exact(network, noise, monkeypatch
     assert not match.sweeps[-1].coarse
     fine = [sweep.objective for sweep in match.sweeps if not sweep.coarse]
     assert all(after >= before - 1e-4 for before, after in pairwise(fine))
-    assert match.objective == pytest.approx(_Descent(stacks, match.permutation, 0).objective(), rel=1e-6)
+    assert match.objective == pytest.approx(MovedSource(stacks, match.permutation).objective(), rel=1e-6)
     again = descend(stacks, start=match.permutation, coarse=False)
     assert again.objective == pytest.approx(match.objective, rel=1e-5)  # a local optimum of the stacks themselves

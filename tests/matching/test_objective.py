@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from hf_retarget.errors import MatchError, TensorMismatchError
-from hf_retarget.matching.descent import _Descent, descend
+from hf_retarget.matching.descent import descend
+from hf_retarget.matching.moved import MovedSource
 from hf_retarget.matching.objective import Compression, Stacks
 
 
 def value(stacks: Stacks, permutation) -> float:
-    return _Descent(stacks, permutation, 0).objective()
+    return MovedSource(stacks, permutation).objective()
 
 
 def expected(graph, pairs, permutation) -> float:
