@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from hf_retarget.data import Split
-from hf_retarget.devices import choose_device
+from hf_retarget.devices import choose_device, in_main_process
 from hf_retarget.errors import PortError, RecipeError
 from hf_retarget.evaluate import Score, evaluate
 from hf_retarget.files import atomic_path, save_tensors
@@ -119,11 +119,13 @@ class _Run:
         start = self.start
         for note in (*start.data.notes, f"head: {start.head} ({start.why})"):
             self.progress.say(note)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
+
+        def begin() -> None:
             self.place.open(self._key(), resume=resume)
             self._save_model(start.model)  # what cannot be saved should fail before the training, not after it
+
         self.accelerator.wait_for_everyone()
+        in_main_process(begin)
 
     def train(self, record: int | None) -> History:
         data, options = self.start.data, self._options()
@@ -155,20 +157,21 @@ class _Run:
         return TrainResult(model, self.place.out, history, validation, test, self.start.head, document)
 
     def save(self, result: TrainResult) -> None:
-        if self.accelerator.is_main_process:
-            folder, start = self.place.result, self.start
-            self._save_model(result.model)
-            try:
-                save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
-                self.recipe.save(folder / "recipe.yaml")
-                with atomic_path(folder / "finetune.json") as temporary:
-                    temporary.write_text(json.dumps(result.document, indent=2, ensure_ascii=False) + "\n", "utf-8")
-                with atomic_path(folder / "README.md") as temporary:
-                    temporary.write_text(card_of_tuning(result.document, self.checkpoint, folder), "utf-8")
-            except (OSError, SafetensorError) as error:
-                raise PortError(f"cannot write to '{folder}': {error}") from error
-            self.place.publish()
-        self.accelerator.wait_for_everyone()
+        in_main_process(lambda: self._write(result))
+
+    def _write(self, result: TrainResult) -> None:
+        folder, start = self.place.result, self.start
+        self._save_model(result.model)
+        try:
+            save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
+            self.recipe.save(folder / "recipe.yaml")
+            with atomic_path(folder / "finetune.json") as temporary:
+                temporary.write_text(json.dumps(result.document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            with atomic_path(folder / "README.md") as temporary:
+                temporary.write_text(card_of_tuning(result.document, self.checkpoint, folder), "utf-8")
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot write to '{folder}': {error}") from error
+        self.place.publish()
 
     def _save_model(self, model: nn.Module) -> None:
         save_model(
