@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 
 import hf_retarget as rt
 from hf_retarget.errors import RetargetError
+from hf_retarget.files import hash_file
 from quality.bench import Bench, weights_of
 from quality.curves import climb, follow, row_of
 from quality.store import Kept, short_hash
 from quality.task import TWISTS, Pair, Training
+from quality.tasks import TASKS
 
 PRICED = ("fgmt", "fgmt-sign")
 """Methods that are compared with plain fine-tuning at the same price; GMT's would buy a whole training."""
@@ -57,9 +59,10 @@ class Run:
         bench, pair = self.bench, self.pair
         old, new = bench.base(pair.old), bench.base(pair.new)
         source, direct = bench.tuned(pair.old, pair.old_seed), self.direct()
-        actual = "actual" in self.method.split("+")
-        plan = bench.recipe.override(**{key: value for key, value in self.overrides().items() if value != "actual"})
-        key = {
+        method, *twists = self.method.split("+")
+        actual = "actual" in twists
+        plan = bench.recipe.override(**self.overrides())
+        key: dict[str, Any] = {
             "recipe": plan.to_dict(),
             "actual": actual,
             "old": short_hash(old.state_dict()),
@@ -67,10 +70,13 @@ class Run:
             "source": short_hash(weights_of(source)),
             "direct": short_hash(weights_of(direct)),
         }
+        given: dict[str, Any] = {}
+        if "borrowed" in twists:
+            given["permutation"] = self._borrow(method)
+            key["permutation"] = hash_file(given["permutation"] / "permutation.safetensors")
         if (done := self.kept.read(key)) is not None:
             return done
         bench.say(f"{bench.task.name}: {self.method}, seed {self.seed}")
-        given: dict[str, Any] = {}
         if actual:
             given["checkpoints"] = Path(source["folder"]) / "trajectory"
         if plan.port.head == "given":
@@ -91,9 +97,14 @@ class Run:
             command=f"python benchmarks/quality.py {bench.task.name} --method {self.method} --seed {self.seed}",
             **given,
         )
-        (ported / "graph.json").unlink(missing_ok=True)
         facts = {"best_step": result.best_step, "seconds": round(time.perf_counter() - began, 1)}
         return self.kept.finish(key, facts)
+
+    def _borrow(self, method: str) -> Path:
+        """Another task's port with the same seed, which has the permutation."""
+        lender = Run(replace(self.bench, task=TASKS[self.bench.task.lender]), method, self.seed)
+        lender.port()
+        return lender.kept.folder / "ported"
 
     def _open(self, key: dict[str, Any]) -> bool:
         """Make room, unless a killed run with the same key has left something to go on from."""
@@ -112,10 +123,10 @@ class Run:
 
     def control(self) -> dict[str, Any] | None:
         """Plain fine-tuning at the same price, for methods that take gradients."""
-        if self.method.partition("+")[0] not in PRICED:
+        price = self.document["gradients"]["port"]
+        if self.method.partition("+")[0] not in PRICED or not price:
             return None
-        task, price = self.bench.task, self.document["gradients"]["port"]
-        return self._climb([price], task.batch)[0]
+        return self._climb([price], self.bench.task.batch)[0]
 
     def direct(self) -> dict[str, Any]:
         """The new base, fine-tuned all the way."""

@@ -16,7 +16,8 @@ POINTS = (0, 5, 10, 25, 50, 100, 200, 300)
 TWISTS: dict[str, dict[str, Any]] = {
     "cosine": {"port.schedule": "cosine"},
     "uniform": {"port.schedule": "uniform"},
-    "actual": {"port.trajectory": "actual"},
+    "actual": {},  # along the checkpoints of the fine-tuning
+    "borrowed": {},  # with the permutation that the same method found in another task
     "warm": {"port.start": "warm"},
     "restart": {"port.start": "restart"},
     "normalise": {"port.normalise": True},
@@ -113,6 +114,8 @@ class Task:
     """Whether accuracies on training images are kept, too (alike in a family)."""
     record: bool = False
     """Whether fine-tunings keep their trajectories, for methods with `+actual` (alike in a family)."""
+    lender: str = ""
+    """The task whose permutations are borrowed, for methods with `+borrowed`."""
     limit: int | None = None
     """At most so many images of each split."""
     matching: float = 0.5

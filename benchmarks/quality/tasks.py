@@ -168,6 +168,14 @@ _ALL = (
         stands_for="5d, 6c",
     ),
     Task(
+        name="resnet20-clothes",
+        title="ResNet-20 (CIFAR-10, akamaster → bognev), Fashion-MNIST at 32 px",
+        **{**_RESNET, "family": "", "images": "fashion-mnist", "record": False},
+        pair=_between("akamaster", "bognev"),
+        methods=dict.fromkeys(("naive", "fgmt", "fgmt+borrowed", "oracle"), 2),
+        lender="resnet20-flowers",
+    ),
+    Task(
         name="mobilenet-flowers",
         title="MobileNetV2 (ImageNet, google → torchvision), flowers at 96 px",
         **_MOBILENET,

@@ -27,7 +27,7 @@ Examples:
   hf-retarget port --src-base old/ --src-ft tuned/ --new-base new/ --data cub --out ported
   hf-retarget port --src-base timm/a --src-ft me/a-pets --new-base timm/b --data pets --dry-run
   hf-retarget port … --data photos/ --steps 15 --early-stop 3 --finetune-steps 100 --out ported
-  hf-retarget port … --data pets --permutation ported/permutation.safetensors --out another
+  hf-retarget port … --data pets --permutation ported/ --out another
 """
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -43,7 +43,12 @@ Row = tuple[str, ...]
 @click.option("--src-ft", required=True, metavar="MODEL", help="The old base after the fine-tuning.")
 @click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning is to move.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to make for the ported model.")
-@click.option("--permutation", type=_FILE, metavar="FILE", help="Permutation of an earlier port: no gradients.")
+@click.option(
+    "--permutation",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
+    help="Permutation of an earlier port (its folder, or the file): no gradients.",
+)
 @click.option("--tuned-target", metavar="MODEL", help="Real fine-tuning of the new base, to compare with.")
 @click.option("--initial-head", type=_FILE, metavar="FILE", help="Head with which the fine-tuning began.")
 @click.option(

@@ -224,8 +224,9 @@ def pose_task(
     problem = Problem(graph, source, target, trajectory, gradient, search, cache, real, gradient.progress)
     origin = None
     if isinstance(permutation, (str, Path)):
-        origin = Path(permutation).expanduser().resolve().parent.name
-        permutation = load_permutation(permutation, graph)
+        path = Path(permutation).expanduser().resolve()
+        origin = path.name if path.is_dir() else path.parent.name
+        permutation = load_permutation(path, graph)
     if permutation is not None:
         graph.apply(permutation, {})  # says at once if it belongs to another graph
     return Task(problem, options.method, permutation, origin)

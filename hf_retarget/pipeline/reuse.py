@@ -11,15 +11,18 @@ PERMUTATION, GRAPH = "permutation.safetensors", "graph.json"
 
 
 def load_permutation(path: str | Path, graph: PermutationGraph) -> Permutation:
-    """Read a permutation for a graph; the one it was made for, beside it, may have another number of classes.
+    """Read a permutation for a graph, from its file or the folder of a port; the number of classes may be another.
 
     One that belongs to another graph altogether is returned as it is: the graph says so when it is applied.
 
     Example:
-        >>> load_permutation("ported/permutation.safetensors", graph)      # doctest: +SKIP
+        >>> load_permutation("ported/", graph)      # doctest: +SKIP
     """
+    path = Path(path)
+    if path.is_dir():
+        path /= PERMUTATION
     permutation = Permutation.load(path)
-    beside = Path(path).with_name(GRAPH)
+    beside = path.with_name(GRAPH)
     if permutation.fingerprint != graph.fingerprint and beside.is_file():
         made_for = PermutationGraph.load(beside)
         if made_for.fingerprint == permutation.fingerprint and act_alike(made_for, graph):

@@ -104,6 +104,20 @@ def test_a_failing_run_is_told_and_the_others_go_on(out):
     assert lines[-1] == failed[0]
 
 
+def test_a_borrowed_permutation_takes_no_gradients(out):
+    task = replace(TINY, name="again", family="tiny", lender="tiny", methods={"fgmt+borrowed": 1}, after={})
+    lines: list[str] = []
+    run = perform(Run(Bench(task, out, say=lines.append), "fgmt+borrowed", 0))
+    assert lines == ["again: fgmt+borrowed, seed 0"], "the lender's port is there already"
+    assert run["gradients"] == 0
+    assert run["test"]["control"] is None
+    borrowed, lent = (
+        out / name / "runs" / method / "seed-0/ported"
+        for name, method in (("again", "fgmt+borrowed"), ("tiny", "fgmt"))
+    )
+    assert (borrowed / "permutation.safetensors").read_bytes() == (lent / "permutation.safetensors").read_bytes()
+
+
 def test_cosine_and_ensembles_come_from_the_same_runs(out):
     bench = Bench(TINY, out, say=lambda line: None)
     found = measure_cosine(bench, 0)
