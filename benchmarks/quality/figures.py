@@ -122,7 +122,7 @@ _ALL = (
         "6c",
         "the same, Cars",
         "as 6b",
-        ("resnet20-flowers", "resnet20-flowers-back"),
+        ("resnet20-flowers",),
         methods=_MAIN,
         instead="as 5d",
     ),

@@ -11,7 +11,7 @@ from quality.networks import MLP, Conv8, ResNet20, mobilenet, small_vit
 from quality.task import POINTS, Pair, Task, Training
 
 MAIN = {"naive": 3, "rebasin": 1, "fgmt": 3, "fgmt-sign": 3, "naive-sign": 3, "oracle": 3, "permuted-source": 1}
-FEW = {"naive": 3, "rebasin": 1, "fgmt": 3, "fgmt-sign": 3, "naive-sign": 3, "oracle": 1}
+FEW = {"naive": 3, "rebasin": 1, "fgmt": 3, "fgmt-sign": 3, "naive-sign": 1, "oracle": 1}
 AFTER = {"fgmt": 2, "fgmt-sign": 2, "naive-sign": 1}
 DECISIONS = ("cosine", "warm", "normalise", "zero-head", "shared-head", "given-head", "one-batch")
 
@@ -164,8 +164,7 @@ _ALL = (
         **_RESNET,
         pair=_between("bognev", "akamaster"),
         methods=FEW,
-        after={"fgmt-sign": 1},
-        stands_for="5d, 6c",
+        stands_for="5d",
     ),
     Task(
         name="resnet20-clothes",
@@ -180,7 +179,7 @@ _ALL = (
         title="MobileNetV2 (ImageNet, google → torchvision), flowers at 96 px",
         **_MOBILENET,
         pair=_between("google", "torchvision"),
-        methods={**FEW, "naive-sign": 1},
+        methods=FEW,
         after={"fgmt": 1, "fgmt-sign": 1},
         stands_for="5e, 6d",
     ),
@@ -189,7 +188,7 @@ _ALL = (
         title="MobileNetV2 (ImageNet, torchvision → google), flowers at 96 px",
         **_MOBILENET,
         pair=_between("torchvision", "google"),
-        methods={**FEW, "naive-sign": 1},
+        methods=FEW,
         stands_for="5e",
     ),
     Task(
