@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from hf_retarget.graph import Layout, Permutation, PermutationGraph
+from hf_retarget.graph.layout import Factor
 
 PERMUTATION, GRAPH = "permutation.safetensors", "graph.json"
 """What a finished port calls the permutation, and the graph it was made for."""
@@ -45,9 +49,16 @@ def act_alike(one: PermutationGraph, other: PermutationGraph) -> bool:
 def _alike(one: Layout, other: Layout) -> bool:
     if one == other:
         return True
-    if len(one.blocks) != 1 or len(other.blocks) != 1 or len(one.shape) != len(other.shape):
+    if len(one.blocks) != len(other.blocks) or len(one.shape) != len(other.shape):
         return False
-    ours, theirs = one.blocks[0].factors, other.blocks[0].factors
+    return all(
+        np.unravel_index(ours.offset, one.shape) == np.unravel_index(theirs.offset, other.shape)
+        and _permute_alike(ours.factors, theirs.factors)
+        for ours, theirs in zip(one.blocks, other.blocks, strict=True)
+    )
+
+
+def _permute_alike(ours: Sequence[Factor], theirs: Sequence[Factor]) -> bool:
     # The stride of a factor may change with the size of a pinned one behind it; what it permutes does not.
     return len(ours) == len(theirs) and all(
         (a.dim, a.group, a.outer) == (b.dim, b.group, b.outer) and (a.group is None or a.size == b.size)

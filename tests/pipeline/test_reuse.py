@@ -20,6 +20,8 @@ def test_another_number_of_classes_is_alike_and_another_model_is_not(tmp_path):
     assert act_alike(three, seven)
     assert not act_alike(three, graph_of("test_efficientnet"))
     assert not act_alike(graph_of("test_vit", img_size=32), graph_of("test_vit", img_size=32, num_heads=4))
+    segments = "densenet121", {"growth_rate": 8, "block_config": (2, 2, 2, 2)}
+    assert act_alike(graph_of(segments[0], 3, **segments[1]), graph_of(segments[0], 7, **segments[1]))
     found = three.random(seed=0)
     found.save(tmp_path / "permutation.safetensors")
     alone = load_permutation(tmp_path / "permutation.safetensors", seven)
