@@ -27,7 +27,8 @@ from hf_retarget.data import Split
 from hf_retarget.models import load_checkpoint, save_model
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "80", "--data-image-size", "28", "--data-validation", "0.2")
-SHORT = ("--steps", "3", "--batch-size", "16", "--grad-batches", "2", "--bn-batches", "2", "--device", "cpu")
+SMALL = ("--steps", "3", "--batch-size", "16", "--grad-batches", "2", "--bn-batches", "2", "--device", "cpu")
+SHORT = ("--method", "fgmt", *SMALL)
 SAME = ("model.safetensors", "permutation.safetensors", "config.json", "graph.json", "recipe.yaml")
 
 
@@ -111,6 +112,13 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     assert [line.split()[0] for line in told[-4:-2]] == ["port", "naive"], "the curves in a line each"
     assert told[-1].startswith(f"Next: hf-retarget finetune {out} --data {out}/recipe.yaml")
     assert not any("Warning" in line or "\r" in line for line in told)
+
+
+def test_by_default_steps_are_masked_and_the_mask_alone_stands_beside_them(trio, tmp_path):
+    result = run("port", *trio, *DATA, *SMALL, "--no-check", "-q", "--out", str(tmp_path / "ported"))
+    assert result.exit_code == 0, result.output
+    rows = [line.split("  ")[0] for line in result.stdout.splitlines()]
+    assert any(row.startswith("mask alone, no matching") for row in rows)
 
 
 def test_the_command_is_kept_without_the_token(whole):

@@ -27,7 +27,7 @@ class PortOptions:
         5
     """
 
-    method: str = _option("fgmt", "how the permutation is found", choices=METHODS)
+    method: str = _option("fgmt-sign", "how the permutation is found, and what is added of it", choices=METHODS)
     trajectory: str = _option(
         "linear",
         "straight line to the tuned weights, or the checkpoints of the fine-tuning",

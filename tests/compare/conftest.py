@@ -16,7 +16,7 @@ from hf_retarget.recipe import Recipe
 def make_document(top1: float = 0.6, **changes: Any) -> dict[str, Any]:
     """`port__seed=1` changes a field of the recipe, anything else a key of the document."""
     fields = {key.replace("__", "."): value for key, value in changes.items() if "__" in key}
-    recipe = Recipe("made-up").override(**{"data.reference": "photos", **fields})
+    recipe = Recipe("made-up").override(**{"data.reference": "photos", "port.method": "fgmt", **fields})
     side = {"reference": "models/new", "architecture": "resnet18", "hashes": {"model.safetensors": "ab" * 32}}
     scores = {"port": top1, "naive": 0.3, "control": 0.5, "finetuned": top1 + 0.1, "tuned": 0.8}
     return {

@@ -63,7 +63,9 @@ def make_recipe(**values) -> Recipe:
     """Short: `steps=4` stands for `port.steps`, `data__limit=60` for `data.limit`."""
     keys = {f"port.{key}" if "__" not in key else key.replace("__", "."): value for key, value in values.items()}
     small = {"port.steps": 3, "port.batch_size": 16, "port.grad_batches": 2, "port.bn_batches": 2}
-    return Recipe("small").override(**{**small, "data.image_size": 12, "data.validation": 0.25, **keys})
+    return Recipe("small").override(
+        **{"port.method": "fgmt", **small, "data.image_size": 12, "data.validation": 0.25, **keys}
+    )
 
 
 def make_net(seed: int, classes: int = 3, channels: int = 3, norm: bool = False) -> nn.Module:
