@@ -73,8 +73,7 @@ def test_a_shipped_recipe_has_a_name_words_and_data(name):
 @pytest.mark.parametrize("preset", [None, "paper"])
 def test_the_hyperparameters_of_the_paper(name, steps, gradients, batchnorm, preset):
     port = load_recipe(name, preset).port
-    from_scratch = name in ("mnist", "cifar10", "imagenet")
-    assert port.method == ("fgmt" if preset or from_scratch else "fgmt-sign")
+    assert port.method == ("fgmt" if preset or name == "mnist" else "fgmt-sign")
     assert (port.schedule, port.batch_size, port.augment) == ("uniform", 128, False)
     assert (port.steps, port.grad_batches) == (steps, gradients)
     assert batchnorm is None or port.bn_batches == batchnorm
