@@ -78,6 +78,20 @@ def in_main_process(work: Callable[[], T]) -> T | None:
     return done
 
 
+def from_main_process(value: T) -> T:
+    """The value that the first process has, in all of them.
+
+    Example:
+        >>> from_main_process(3)
+        3
+    """
+    if PartialState().num_processes > 1:
+        told = [value]
+        broadcast_object_list(told)
+        return told[0]
+    return value
+
+
 def _part() -> None:
     """End the connections between processes: a process that ends with them open may be aborted, and then has failed."""
     if torch.distributed.is_initialized():

@@ -5,6 +5,9 @@
     ├── DataError             images or labels that cannot be read, or do not fit the model
     ├── RecipeError           a recipe with an unknown field or a value that cannot be
     ├── PortError             a port that cannot start, go on or be saved
+    │   ├── FinishedError         there is nothing to resume: the run is finished
+    │   └── NotFiniteError        a weight, a statistic, a gradient or an answer is NaN or infinite
+    ├── LockedError           another run is working on the same folder
     ├── PublishError          a model that cannot be pushed to the Hub, or did not arrive there as it is here
     ├── TraceError            a model that cannot be exported, or an example that does not fit it
     ├── RuleError             an operator rule that is malformed, or registered twice
@@ -46,6 +49,18 @@ class RecipeError(RetargetError):
 
 class PortError(RetargetError):
     """A port cannot start, go on or be saved."""
+
+
+class FinishedError(PortError):
+    """A run that was to be resumed is finished already."""
+
+
+class NotFiniteError(PortError):
+    """A weight, a statistic, a gradient or an answer of a model is NaN or infinite."""
+
+
+class LockedError(RetargetError):
+    """Another run is working on the same folder."""
 
 
 class PublishError(RetargetError):

@@ -1,10 +1,13 @@
-"""Files that are either wholly there or not there at all."""
+"""Files that are either wholly there or not there at all, also after a crash or a power cut."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,18 +18,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FACTS = "hf-retarget"
+_CHECKSUM = "sha256"
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
+"""What `atomic_path` calls its files until they are finished."""
+_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that JSON leaves as they are, and that a terminal obeys or that turn the direction of text."""
+
+
+class DamagedFileError(OSError):
+    """A file holds something else than was written to it."""
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it if the block succeeds and removed if it does not.
+    """A temporary path beside `path`; moved there, durably, if the block succeeds and removed if it does not.
 
     Example:
-        >>> with atomic_path("report.json") as temporary:      # doctest: +SKIP
-        ...     temporary.write_text("{}")
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with atomic_path(Path(folder, "report.json")) as temporary:
+        ...         _ = temporary.write_text("{}")
+        ...     os.listdir(folder)
+        ['report.json']
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     os.close(handle)
     temporary = Path(name)
@@ -35,49 +51,167 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         umask = os.umask(0)  # mkstemp makes private files; the result should look like any other new file
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
-        os.replace(temporary, target)
+        move_durably(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def save_tensors(path: str | Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors and some facts about them as safetensors, the same bytes for the same content.
+def move_durably(source: Path, target: Path) -> None:
+    """Rename a file or a whole folder so that a power cut leaves the old state or the new one, and no mixture.
+
+    Everything below `source` reaches the disk before the rename, and the rename before this returns.
+    """
+    _sync_all(source)
+    os.replace(source, target)
+    _sync(target.parent)
+    if source.parent != target.parent:
+        _sync(source.parent)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those above it, durably; those that had to be made, the innermost first."""
+    absent = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(absent):
+        _sync(each.parent)
+    return absent
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, wholly or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON document, wholly or not at all; a number that is not finite becomes null."""
+    write_text(path, to_json(content) + "\n")
+
+
+def to_json(content: Any, *, indent: int | None = 2) -> str:
+    """JSON as other programs read it: NaN and infinity, which JSON does not have, become null.
 
     Example:
-        >>> save_tensors("state.safetensors", {"w": tensor}, {"step": 3})      # doctest: +SKIP
+        >>> to_json({"loss": float("nan"), "top1": 0.5}, indent=None)
+        '{"loss": null, "top1": 0.5}'
+    """
+    text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
+    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value
+
+
+def save_record(path: str | Path, facts: Mapping[str, Any]) -> None:
+    """Write a small JSON document with a checksum, for `load_record`."""
+    content = json.loads(to_json(facts))
+    write_json(path, {"facts": content, _CHECKSUM: _checksum({}, content)})
+
+
+def load_record(path: str | Path) -> dict[str, Any]:
+    """Read what `save_record` wrote; OSError or ValueError says why it cannot be believed."""
+    from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+
+    content = read_json(path, MAX_DOCUMENT_BYTES)
+    facts = content.get("facts") if isinstance(content, dict) else None
+    if not isinstance(facts, dict) or content.get(_CHECKSUM) != _checksum({}, facts):
+        raise DamagedFileError("its checksum does not match its content")
+    return facts
+
+
+def remove_leftovers(folder: Path, *, below: bool = True) -> None:
+    """Remove temporary files that a killed process left in a folder and those below. Only for who holds its lock."""
+    for path in folder.rglob(".*.tmp") if below else folder.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder; its files take no room on disk twice where the file system has hard links."""
+
+    def copy(one: str, other: str) -> None:
+        try:
+            os.link(one, other)
+        except OSError:
+            shutil.copyfile(one, other)
+
+    shutil.copytree(source, target, copy_function=copy)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder all at once: it gets another name first, so that nobody finds half of it."""
+    doomed = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(doomed, ignore_errors=True)  # of a process that was killed while it did this
+    if folder.exists():
+        os.replace(folder, doomed)
+        _sync(folder.parent)
+        shutil.rmtree(doomed)
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Write tensors, some facts about them and a checksum as safetensors, the same bytes for the same content.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_tensors(Path(folder, "state.safetensors"), {"w": torch.ones(1)}, {"step": 3})
+        ...     load_tensors(Path(folder, "state.safetensors"))
+        ({'w': tensor([1.])}, {'step': 3})
     """
     from safetensors.torch import save_file
 
     # One entry only: safetensors writes several in an order that changes from process to process.
-    metadata = {_FACTS: json.dumps(facts, sort_keys=True)}
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    facts = json.loads(to_json(facts))  # as they come back from a file: tuples are lists
+    content = {"facts": facts, _CHECKSUM: _checksum(kept, facts)}
     with atomic_path(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        save_file(kept, temporary, {_FACTS: json.dumps(content, sort_keys=True)})
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; a safetensors file of somebody else has no facts. Raises OSError if it cannot."""
+    """Read what `save_tensors` wrote; a safetensors file of somebody else has no facts.
+
+    Raises OSError if the file cannot be read, and DamagedFileError if it is not what was written.
+    """
     from safetensors import SafetensorError, safe_open
+
+    from hf_retarget.untrusted import parse_json
 
     try:
         with safe_open(str(path), "pt") as file:
-            facts = json.loads((file.metadata() or {}).get(_FACTS, "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118  not a dict
+            content = parse_json((file.metadata() or {}).get(_FACTS, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, ValueError) as error:
         raise OSError(str(error)) from error
+    if not isinstance(content, dict):
+        raise DamagedFileError("its metadata is no object")
+    if _CHECKSUM not in content:  # not ours, or of a version that wrote no checksums
+        return tensors, content
+    facts = content.get("facts")
+    if not isinstance(facts, dict) or content[_CHECKSUM] != _checksum(tensors, facts):
+        raise DamagedFileError("its checksum does not match its content")
+    return tensors, facts
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True) + (hash_tensors(tensors) if tensors else "")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """The sha256 of a file.
-
-    Example:
-        >>> hash_file(Path("tuned/model.safetensors"))      # doctest: +SKIP
-        '9f86d0818…'
-    """
+    """The sha256 of a file."""
+    digest = hashlib.sha256()
     with Path(path).open("rb") as file:
-        digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)
-        return digest.hexdigest()
+    return digest.hexdigest()
 
 
 def hash_tensors(weights: Mapping[str, Tensor]) -> str:
@@ -96,3 +230,22 @@ def hash_tensors(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _sync_all(path: Path) -> None:
+    """Bring a file, or a folder with all that is in it, to the disk."""
+    if path.is_dir():
+        for place, _, files in os.walk(path, topdown=False):
+            for name in files:
+                _sync(Path(place, name))
+            _sync(Path(place))
+    else:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the bottom to the top: each may import itself and what is below. A part that is not listed is a leaf (models,
 # inspect, report …): it may import what is below it and nothing of its equals, and the ones above may import it.
-BELOW = ["errors", "files", "progress", "hub", "devices", "graph", "matching"]
+BELOW = ["errors", "untrusted", "files", "locks", "progress", "hub", "devices", "graph", "matching"]
 ABOVE = ["recipe", "pipeline", "cli", "__main__"]
 LONGEST = 350  # lines
 

@@ -6,6 +6,11 @@ Nothing heavy is imported here: torch and timm wait until a command runs, so tha
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import click
@@ -17,13 +22,14 @@ from hf_retarget.cli.demo import demo
 from hf_retarget.cli.evaluate import evaluate
 from hf_retarget.cli.finetune import finetune
 from hf_retarget.cli.inspect import inspect
-from hf_retarget.cli.options import DEBUG
+from hf_retarget.cli.options import DEBUG, Terminated, resumable
 from hf_retarget.cli.plane import plane
 from hf_retarget.cli.port import port
 from hf_retarget.cli.port_all import port_all
 from hf_retarget.cli.push import push
 from hf_retarget.cli.recipes import recipes
 from hf_retarget.errors import RetargetError
+from hf_retarget.untrusted import plain
 
 __all__ = ["main"]
 
@@ -34,11 +40,30 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; show the traceback of a known error only with ``--debug``."""
         try:
-            return super().invoke(ctx)
+            with _ending_on_sigterm(), resumable(advice=""):
+                return super().invoke(ctx)
         except (RetargetError, OSError) as error:
             if ctx.meta.get(DEBUG) or isinstance(error, BrokenPipeError):
                 raise
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(plain(error)) from error
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a command as SIGINT does. A second one is ignored: it could only interrupt the tidying up."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may listen to signals
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.group(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ from hf_retarget.cli.options import debug_option, model_options, run_options
 from hf_retarget.cli.port import describe_seconds
 from hf_retarget.cli.progress import status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+from hf_retarget.cli.show import echo, echo_json
 
 if TYPE_CHECKING:
     from hf_retarget.pipeline.check_inputs import InputCheck, Side
@@ -57,10 +57,10 @@ def check(ctx: click.Context, /, recipe: Recipe, quiet: bool, as_json: bool, **o
     with watch(quiet) as progress:
         found = check_inputs(recipe=recipe, progress=progress, **options)
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        echo_json(found.to_json())
     else:
         for name, words in _describe(found):
-            click.echo(f"{name:<10} {words}")
+            echo(f"{name:<10} {words}")
     if not found.compatible:
         ctx.exit(1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ from hf_retarget import __version__
 from hf_retarget.cli.inspect import write
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.port import print_table
+from hf_retarget.cli.show import echo, echo_json
 
 _EXAMPLE = """\b
 Examples:
@@ -57,11 +57,11 @@ def compare(
     found = compare_ports(folders, over=over)
     document = found.to_json()
     for line in found.problems:
-        click.echo(f"Left out: {line}", err=True)
+        echo(f"Left out: {line}", err=True)
     for line in found.warnings:
-        click.echo(f"Warning: {line}", err=True)
+        echo(f"Warning: {line}", err=True)
     if as_json:
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        echo_json(document)
     else:
         print_table(list_columns(document), list_rows(document))
     if html:

@@ -10,6 +10,7 @@ import click
 
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.progress import status, watch
+from hf_retarget.cli.show import echo
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,11 +54,11 @@ def demo(out: Path, quick: bool) -> None:
         for seed, side in enumerate(("old", "new")):
             task = training(recipe, OLD, BASE_STEPS * length, seed)
             base = train(make_base(seed), recipe=task, out=out / side, head="keep", overwrite=True, progress=progress)
-            click.echo(f"{side + ' base':<12} {base.test.top1:6.1%} on {len(OLD)} kinds of clothes   {out / side}")
+            echo(f"{side + ' base':<12} {base.test.top1:6.1%} on {len(OLD)} kinds of clothes   {out / side}")
         task = training(recipe, NEW, TUNING_STEPS * length, 0)
         tuned = train(out / "old", recipe=task, out=out / "tuned", head="zero", overwrite=True, progress=progress)
-        click.echo(f"{'fine-tuning':<12} {tuned.test.top1:6.1%} on {len(NEW)} other kinds    {out / 'tuned'}")
-        click.echo("\nNow the fine-tuning moves from the old base to the new one.\n")
+        echo(f"{'fine-tuning':<12} {tuned.test.top1:6.1%} on {len(NEW)} other kinds    {out / 'tuned'}")
+        echo("\nNow the fine-tuning moves from the old base to the new one.\n")
         result = port(
             out / "old",
             out / "tuned",
@@ -107,9 +108,9 @@ def _show(result: PortResult, out: Path) -> None:
     from hf_retarget.cli.port import print_curves, print_scores
 
     print_curves(result.figures)
-    click.echo()
+    echo()
     print_scores(result.figures)
-    click.echo(f"\n{result.verdict}\n")
-    click.echo(f"The ported model, its card and all figures: {(out / 'ported').resolve()}")
-    click.echo("To port a fine-tuning of your own: hf-retarget port --help")
-    click.echo(f"\nNow look at the report: {(out / 'ported' / 'report.html').resolve()}")
+    echo(f"\n{result.verdict}\n")
+    echo(f"The ported model, its card and all figures: {(out / 'ported').resolve()}")
+    echo("To port a fine-tuning of your own: hf-retarget port --help")
+    echo(f"\nNow look at the report: {(out / 'ported' / 'report.html').resolve()}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from hf_retarget.cli.options import debug_option, model_options, num_classes_option, run_options
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+from hf_retarget.cli.show import echo, echo_json
 
 if TYPE_CHECKING:
     from hf_retarget.pipeline.score import Scored
@@ -63,7 +63,7 @@ def evaluate(
     if not is_main_process():
         return
     if as_json:
-        click.echo(json.dumps(_document(scored), indent=2, ensure_ascii=False))
+        echo_json(_document(scored))
     else:
         _print(scored, everything)
 
@@ -91,12 +91,12 @@ def _document(scored: Scored) -> dict[str, Any]:
 
 def _print(scored: Scored, everything: bool) -> None:
     found = scored.score
-    click.echo(f"model   {scored.model} ({scored.architecture})")
-    click.echo(f"data    {scored.data}, {scored.split} ({found.count:,} images)")
-    click.echo(f"top-1   {found.top1:.2%}")
+    echo(f"model   {scored.model} ({scored.architecture})")
+    echo(f"data    {scored.data}, {scored.split} ({found.count:,} images)")
+    echo(f"top-1   {found.top1:.2%}")
     if found.top5 is not None:
-        click.echo(f"top-5   {found.top5:.2%}")
-    click.echo(f"loss    {found.loss:.4f}")
+        echo(f"top-5   {found.top5:.2%}")
+    echo(f"loss    {found.loss:.4f}")
     classes, confusions = rank_classes(scored), rank_confusions(scored)
     shown = len(classes) if everything else _MOST_CLASSES
     _print_table(("class", "images", "accuracy"), classes[:shown], len(classes) - shown)
@@ -138,7 +138,7 @@ def rank_confusions(scored: Scored) -> list[Row]:
 def _print_table(columns: Row, rows: list[Row], hidden: int) -> None:
     if not rows:
         return
-    click.echo()
+    echo()
     words = columns.index("images")  # names before, figures from here on
     if sys.stdout.isatty():
         _print_rich(columns, rows, words)
@@ -149,9 +149,9 @@ def _print_table(columns: Row, rows: list[Row], hidden: int) -> None:
                 cell.ljust(width) if place < words else cell.rjust(width)
                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))
             )
-            click.echo("  ".join(cells))
+            echo("  ".join(cells))
     if hidden > 0:
-        click.echo(f"… and {hidden:,} more; --all lists them")
+        echo(f"… and {hidden:,} more; --all lists them")
 
 
 def _print_rich(columns: Row, rows: list[Row], words: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from hf_retarget.cli.options import (
     debug_option,
     model_options,
     num_classes_option,
+    output_options,
     push_options,
     resumable,
     run_options,
@@ -22,9 +22,11 @@ from hf_retarget.cli.port import describe_command
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.errors import FinishedError
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 if TYPE_CHECKING:
-    from hf_retarget.pipeline.train import TrainResult
     from hf_retarget.recipe import Recipe
 
 HEADS = ("auto", "keep", "fresh", "zero")
@@ -61,6 +63,7 @@ _MOST = 12  # scores of the validation curve that are printed
 @click.option("--resume", is_flag=True, help="Go on with the run for DIR that was interrupted.")
 @click.option("--overwrite", is_flag=True, help="Replace the model in DIR, and forget a run that was interrupted.")
 @num_classes_option
+@output_options
 @push_options
 @model_options
 @run_options
@@ -79,31 +82,35 @@ def finetune(
     with status("starting"):
         from hf_retarget.pipeline.train import train
     with resumable(), watch(quiet) as progress:
-        result = train(model, recipe=recipe, command=describe_command(sys.argv), progress=progress, **options)
+        try:
+            command = describe_command(sys.argv)
+            document = train(model, recipe=recipe, command=command, progress=progress, **options).document
+        except FinishedError as finished:
+            progress.say(str(finished))
+            document = read_json(options["out"] / "finetune.json", MAX_DOCUMENT_BYTES)
     if not is_main_process():
         return
     if not as_json:
-        for name, words in _describe(result):
-            click.echo(f"{name:<10}  {words}")
+        for name, words in _describe(document, options["out"]):
+            echo(f"{name:<10}  {words}")
     pushed = push_result(options["out"], place, quiet)
     if as_json:
-        document = {"folder": str(result.folder), **pushed} | result.document
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        echo_json({"folder": str(options["out"]), **pushed} | document)
         return
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet:
         folder = shlex.quote(str(options["out"]))
-        click.echo(f"Next: hf-retarget evaluate {folder} --data {folder}/recipe.yaml", err=True)
+        echo(f"Next: hf-retarget evaluate {folder} --data {folder}/recipe.yaml", err=True)
 
 
-def _describe(result: TrainResult) -> list[tuple[str, str]]:
-    model, data, figures = (result.document[part] for part in ("model", "data", "figures"))
+def _describe(document: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
+    model, data, figures = (document[part] for part in ("model", "data", "figures"))
     test, curve = figures["test"], figures["validation"]["curve"]
     images = ", ".join(f"{count:,} {split}" for split, count in data["images"].items())
-    losses = result.history.losses
+    losses = figures["losses"]
     rows = [
-        ("model", f"{model['architecture']}, {data['classes']} classes, head: {result.head}"),
+        ("model", f"{model['architecture']}, {data['classes']} classes, head: {document['head']['kind']}"),
         ("data", f"{data['name']} ({images})"),
         ("steps", f"{len(losses):,} in {figures['seconds']:.0f} s; loss {losses[0]:.3f} → {losses[-1]:.3f}"),
     ]
@@ -112,7 +119,7 @@ def _describe(result: TrainResult) -> list[tuple[str, str]]:
         rows.append(("validation", points))
     top5 = f", top-5 {test['top5']:.1%}" if test["top5"] is not None else ""
     rows.append(("test", f"top-1 {test['top1']:.1%}{top5}, loss {test['loss']:.3f} ({test['images']:,} images)"))
-    return [*rows, ("saved", str(result.folder))]
+    return [*rows, ("saved", str(folder))]
 
 
 def _thinned(curve: list[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,8 @@ import click
 
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.progress import status
-from hf_retarget.files import atomic_path
+from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.files import write_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,7 +68,7 @@ def inspect(
     summary = summarise(graph, model)
     if as_json:
         document = summary.to_json() | {"check": check.to_json() if check else None}
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
     else:
         print_summary(summary, sys.stdout, everything, check)
     if svg:
@@ -126,7 +126,6 @@ def _stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
 
 def write(path: Path, text: str) -> None:
     """Write a file that is either wholly there or not there at all, and say so to a person who watches."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, text)
     if sys.stderr.isatty():
-        click.echo(f"Wrote {path}", err=True)
+        echo(f"Wrote {path}", err=True)

@@ -34,6 +34,15 @@ def debug_option(command: _Function) -> _Function:
     return option(command)
 
 
+def _read_token(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    from hf_retarget.hub import clean_token
+
+    return clean_token(value)
+
+
+token_option = click.option("--token", metavar="TEXT", callback=_read_token, help="Token for the Hub (also: HF_TOKEN).")
+
+
 def model_options(command: _Function) -> _Function:
     """Add how references to models are read: ``--arch``, ``--allow-pickle`` and ``--token``.
 
@@ -50,7 +59,7 @@ def model_options(command: _Function) -> _Function:
         command,
         click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
         click.option("--allow-pickle", is_flag=True, help="Read .pth, .pt and .bin files, too (tensors only)."),
-        click.option("--token", metavar="TEXT", help="Token for the Hub (also: HF_TOKEN)."),
+        token_option,
     )
 
 
@@ -159,18 +168,47 @@ def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return add(destination_options("--hub-revision")(with_destination))
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: the command ends as if somebody had pressed Ctrl-C, with its state kept and temporary files removed."""
+
+
+class Interrupted(click.ClickException):
+    """The last line of a command that a signal ended, and the exit code that shells expect of it."""
+
+    def __init__(self, signal: KeyboardInterrupt, advice: str = "") -> None:
+        super().__init__(f"interrupted{advice}")
+        self.exit_code = 143 if isinstance(signal, Terminated) else 130  # type: ignore[misc]  # as click's own do
+
+
 @contextmanager
-def resumable() -> Iterator[None]:
-    """Tell who interrupts the work that it can go on.
+def resumable(advice: str = "; the same command with --resume goes on") -> Iterator[None]:
+    """Tell whoever interrupts the work that it can go on.
 
     Example:
-        >>> with resumable():                                  # doctest: +SKIP
-        ...     train(model, resume=resume)
+        >>> with resumable():
+        ...     raise KeyboardInterrupt
+        Traceback (most recent call last):
+        ...
+        hf_retarget.cli.options.Interrupted: interrupted; the same command with --resume goes on
     """
     try:
         yield
-    except KeyboardInterrupt:
-        raise click.ClickException("interrupted; the same command with --resume goes on") from None
+    except KeyboardInterrupt as signal:
+        raise Interrupted(signal, advice) from None
+
+
+def output_options(command: _Function) -> _Function:
+    """Add ``--no-lock``, which a command that writes a folder hands on as `lock`."""
+    return _add(
+        command,
+        click.option(
+            "--no-lock",
+            "lock",
+            flag_value=False,
+            default=True,
+            help="Do not lock DIR, where the file system has no locks: no other run may write there.",
+        ),
+    )
 
 
 def _add(command: _Function, *options: Callable[[_Function], _Function]) -> _Function:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.evaluate import SPLITS
-from hf_retarget.cli.options import debug_option, model_options, resumable, run_options
+from hf_retarget.cli.options import debug_option, model_options, output_options, resumable, run_options
 from hf_retarget.cli.port import describe_command, print_table
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.errors import FinishedError
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 if TYPE_CHECKING:
     from hf_retarget.pipeline.plane_result import PlaneResult
@@ -66,6 +68,7 @@ _OPTIONS = {"bn_batches": "port.bn_batches", "batch_size": "port.batch_size", "s
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in DIR that was interrupted.")
 @click.option("--overwrite", is_flag=True, help="Replace the pictures in DIR.")
+@output_options
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
@@ -95,26 +98,31 @@ def plane(
     recipe = recipe.override(**{key: value for key, value in changes.items() if value is not None})
     with status("starting"):
         from hf_retarget.pipeline.plane import plane
+        from hf_retarget.pipeline.plane_result import PlaneResult
+    folder = out or Path(report or "") / "plane"
     with resumable(), watch(quiet) as progress:
-        result = plane(
-            read_models((*models, *more)),
-            recipe=recipe,
-            permute=read_permutations(permute),
-            out=out,
-            report=report,
-            progress=progress,
-            command=describe_command(sys.argv),
-            **options,
-        )
+        try:
+            result = plane(
+                read_models((*models, *more)),
+                recipe=recipe,
+                permute=read_permutations(permute),
+                out=out,
+                report=report,
+                progress=progress,
+                command=describe_command(sys.argv),
+                **options,
+            )
+        except FinishedError as finished:
+            progress.say(str(finished))
+            result = PlaneResult(read_json(folder / "plane.json", MAX_DOCUMENT_BYTES))
     if not is_main_process():
         return
-    folder = out or Path(report or "") / "plane"
     if as_json:
-        click.echo(json.dumps({"folder": str(folder)} | result.figures, indent=2, ensure_ascii=False))
+        echo_json({"folder": str(folder)} | result.figures)
         return
     _print(result, folder)
     if report is not None:
-        click.echo(f"Shown in {report / 'report.html'}")
+        echo(f"Shown in {report / 'report.html'}")
 
 
 def read_models(texts: tuple[str, ...]) -> dict[str, str]:
@@ -174,5 +182,5 @@ def _print(result: PlaneResult, out: Path) -> None:
     if result.barrier:
         loss, top1 = result.barrier["loss"], result.barrier["top1"]
         words = "not finite" if loss is None else f"{loss:.3f} at {result.barrier['loss_at']:.2f}"
-        click.echo(f"\nbarrier: loss {words}, accuracy {100 * top1:.1f} points at {result.barrier['top1_at']:.2f}")
-    click.echo(f"\n{len(figures['points']):,} points; pictures and figures in {out}")
+        echo(f"\nbarrier: loss {words}, accuracy {100 * top1:.1f} points at {result.barrier['top1_at']:.2f}")
+    echo(f"\n{len(figures['points']):,} points; pictures and figures in {out}")

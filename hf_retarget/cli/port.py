@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, push_options, resumable, run_options
+from hf_retarget.cli.options import debug_option, model_options, output_options, push_options, resumable, run_options
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.errors import FinishedError
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 if TYPE_CHECKING:
     from hf_retarget.pipeline.plan import Plan
@@ -31,7 +33,7 @@ Examples:
 """
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite")  # what a plan does not need
+_PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite", "lock")  # what a plan does not need
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -68,6 +70,7 @@ Row = tuple[str, ...]
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and what it would cost.")
 @click.option("--resume", is_flag=True, help="Go on with the port for DIR that was interrupted.")
 @click.option("--overwrite", is_flag=True, help="Replace the model in DIR, and forget a port that was interrupted.")
+@output_options
 @push_options
 @model_options
 @run_options
@@ -98,25 +101,30 @@ def port(
     with status("starting"):
         from hf_retarget.pipeline.port import port
     with resumable(), watch(quiet) as progress:
-        result = port(recipe=recipe, out=out, command=describe_command(sys.argv), progress=progress, **options)
+        try:
+            command = describe_command(sys.argv)
+            figures = port(recipe=recipe, out=out, command=command, progress=progress, **options).figures
+        except FinishedError as finished:
+            progress.say(str(finished))
+            figures = read_json(Path(str(out), "port.json"), MAX_DOCUMENT_BYTES)
     if not is_main_process():
         return
     if not as_json:
         if not quiet:
-            print_curves(result.figures)
-        print_scores(result.figures)
-        click.echo(f"\n{result.verdict}")
-        click.echo(f"Saved to {out}")
+            print_curves(figures)
+        print_scores(figures)
+        echo(f"\n{figures['verdict']}")
+        echo(f"Saved to {out}")
     pushed = push_result(Path(str(out)), place, quiet)
     if as_json:
-        click.echo(json.dumps({"folder": str(out), **pushed} | result.figures, indent=2, ensure_ascii=False))
+        echo_json({"folder": str(out), **pushed} | figures)
         return
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet:
-        click.echo(f"Look: {out}/report.html", err=True)
+        echo(f"Look: {out}/report.html", err=True)
         folder = shlex.quote(str(out))
-        click.echo(f"Next: hf-retarget finetune {folder} --data {folder}/recipe.yaml --steps 200 --out …", err=True)
+        echo(f"Next: hf-retarget finetune {folder} --data {folder}/recipe.yaml --steps 200 --out …", err=True)
 
 
 def describe_command(arguments: list[str]) -> str:
@@ -142,7 +150,7 @@ def print_curves(figures: dict[str, Any]) -> None:
     for name, steps in shown.items():
         if steps and (name == "port" or steps != shown["port"]):  # a naive port is the naive one
             best = max(step["top1"] for step in steps)
-            click.echo(f"{name:<6}  {sparkline(steps)}  best {best:.1%} on validation, {len(steps)} steps", err=True)
+            echo(f"{name:<6}  {sparkline(steps)}  best {best:.1%} on validation, {len(steps)} steps", err=True)
 
 
 def sparkline(steps: list[dict[str, Any]]) -> str:
@@ -197,7 +205,7 @@ def print_table(columns: Row, rows: list[Row]) -> None:
             cell.rjust(width) if place else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        click.echo("  ".join([first, *rest]))
+        echo("  ".join([first, *rest]))
 
 
 def _plan(recipe: Recipe, quiet: bool, as_json: bool, options: dict[str, Any]) -> None:
@@ -208,10 +216,10 @@ def _plan(recipe: Recipe, quiet: bool, as_json: bool, options: dict[str, Any]) -
     if not is_main_process():
         return
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        echo_json(found.to_json())
         return
     for name, words in _describe(found):
-        click.echo(f"{name:<9}  {words}")
+        echo(f"{name:<9}  {words}")
 
 
 def _describe(plan: Plan) -> list[Row]:

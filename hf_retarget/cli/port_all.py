@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, run_options
+from hf_retarget.cli.options import debug_option, model_options, output_options, resumable, run_options
 from hf_retarget.cli.port import describe_command, print_table
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
+from hf_retarget.cli.show import echo, echo_json
 
 if TYPE_CHECKING:
     from hf_retarget.pipeline.port_all import Outcome, PortedAll
@@ -57,6 +57,7 @@ A models file is a list of models, with data and options of their own where need
     help="Keep the gradients of the old side there, for ports to other bases.",
 )
 @click.option("--overwrite", is_flag=True, help="Port again what is there already.")
+@output_options
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
@@ -83,21 +84,18 @@ def port_all(
         raise click.UsageError("Missing option '--models' or '--models-file'.")
     with status("starting"):
         from hf_retarget.pipeline.port_all import port_all
-    try:
-        with watch(quiet) as progress:
-            done = port_all(
-                models=[*models, *more],
-                models_file=models_file,
-                recipe=recipe,
-                command=describe_command(sys.argv),
-                progress=progress,
-                **options,
-            )
-    except KeyboardInterrupt:
-        raise click.ClickException("interrupted; the same command goes on") from None
+    with resumable("; the same command goes on"), watch(quiet) as progress:
+        done = port_all(
+            models=[*models, *more],
+            models_file=models_file,
+            recipe=recipe,
+            command=describe_command(sys.argv),
+            progress=progress,
+            **options,
+        )
     if is_main_process():
         if as_json:
-            click.echo(json.dumps({"folder": str(done.out)} | done.to_json(), indent=2, ensure_ascii=False))
+            echo_json({"folder": str(done.out)} | done.to_json())
         else:
             _print(done)
     if done.failed:
@@ -106,11 +104,11 @@ def port_all(
 
 def _print(done: PortedAll) -> None:
     print_table(("model", "port", "naive", "control", "permutation", "result"), [_row(each) for each in done.outcomes])
-    click.echo()
+    echo()
     for each in done.failed:
-        click.echo(f"{each.model}: {each.error}")
+        echo(f"{each.model}: {each.error}")
     ported = len(done.outcomes) - len(done.failed)
-    click.echo(f"{ported} of {len(done.outcomes)} ported, in {done.out}")
+    echo(f"{ported} of {len(done.outcomes)} ported, in {done.out}")
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

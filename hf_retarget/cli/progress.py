@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-import click
+from hf_retarget.cli.show import echo
+from hf_retarget.untrusted import plain
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -104,7 +105,7 @@ class TerminalProgress:
             return
         if total is None and isinstance(items, Sized):
             total = len(items)
-        task = self._bars.add_task("  " * len(self._bars.tasks) + doing, total=total)
+        task = self._bars.add_task("  " * len(self._bars.tasks) + plain(doing), total=total)
         try:
             for item in items:
                 yield item
@@ -127,7 +128,7 @@ class TerminalProgress:
     def _print_row(self, texts: list[str], widths: list[int], style: str) -> None:
         from rich.text import Text
 
-        line = "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
+        line = "  ".join(plain(text).rjust(width) for text, width in zip(texts, widths, strict=True))
         if self._bars is not None:
             self._bars.console.print(Text(line, style=style), soft_wrap=True)
 
@@ -135,9 +136,9 @@ class TerminalProgress:
         """Show one line that stays, above the bars."""
         self._headings = ()  # a table that is interrupted begins anew
         if self._bars is not None:
-            self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
-            click.echo(line, err=True)
+            echo(line, err=True)
 
 
 def _make_bars(console: Console | None) -> Bars:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import asdict
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, destination_options
+from hf_retarget.cli.options import Interrupted, debug_option, destination_options, resumable, token_option
 from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.cli.show import echo, echo_json
 from hf_retarget.errors import PublishError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FORMAT = "hf-retarget/push/1"
 
-_INTERRUPTED = "interrupted: what has arrived at the Hub is not sent again"
 
 _EXAMPLE = """\b
 Examples:
@@ -37,7 +36,7 @@ Examples:
 @click.option("--trajectory", is_flag=True, help="Push the recorded trajectory, too.")
 @click.option("--samples", is_flag=True, help="Push the report, too, if it shows images that are not on the Hub.")
 @click.option("--no-verify", is_flag=True, help="Do not download the weights again to compare them.")
-@click.option("--token", metavar="TEXT", help="Token for the Hub (also: HF_TOKEN).")
+@token_option
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @debug_option
@@ -59,20 +58,17 @@ def push(
     with status("starting"):
         from hf_retarget.publish import Destination, push_folder
     _show_bars(quiet)
-    try:
-        with watch(quiet) as progress:
-            pushed = push_folder(
-                folder,
-                Destination(repo, **options),
-                trajectory=trajectory,
-                samples=samples,
-                verify=not no_verify,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        raise click.ClickException(f"{_INTERRUPTED}; the same command goes on") from None
+    with resumable("; what has arrived is not sent again: the same command goes on"), watch(quiet) as progress:
+        pushed = push_folder(
+            folder,
+            Destination(repo, **options),
+            trajectory=trajectory,
+            samples=samples,
+            verify=not no_verify,
+            progress=progress,
+        )
     if as_json:
-        click.echo(json.dumps({"format": FORMAT} | asdict(pushed), indent=2, ensure_ascii=False))
+        echo_json({"format": FORMAT} | asdict(pushed))
         return
     print_pushed(pushed)
 
@@ -98,8 +94,10 @@ def push_result(folder: Path, destination: Destination | None, quiet: bool) -> d
         with watch(quiet) as progress:
             return {"pushed": asdict(push_folder(folder, destination, progress=progress))}
     except (PublishError, KeyboardInterrupt) as error:
-        again, what = describe_push(folder, destination), str(error) or _INTERRUPTED
-        raise PublishError(f"{what}. The result is saved in '{folder}'; push it later: {again}") from error
+        later = f"The result is saved in '{folder}'; push it later: {describe_push(folder, destination)}"
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(error, f". {later}") from None
+        raise PublishError(f"{error}. {later}") from error
 
 
 def describe_push(folder: Path, destination: Destination) -> str:
@@ -124,7 +122,7 @@ def print_pushed(pushed: Pushed | dict[str, Any]) -> None:
     where = facts["pull_request"] or facts["url"]
     branch = "" if facts["revision"] == "main" or facts["pull_request"] else f", branch {facts['revision']}"
     done = "Pushed to" if facts["new"] else "All of it is there already:"
-    click.echo(f"{done} {where}{branch} (commit {facts['commit'][:8]})")
+    echo(f"{done} {where}{branch} (commit {facts['commit'][:8]})")
 
 
 def _show_bars(quiet: bool) -> None:

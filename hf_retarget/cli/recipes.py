@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from hf_retarget.cli.options import debug_option
+from hf_retarget.cli.show import echo, echo_json
 from hf_retarget.recipe import load_recipe, preset_names, recipe_names
 
 
@@ -23,13 +22,13 @@ def list_recipes(as_json: bool) -> None:
     rows = [(name, load_recipe(name).description, preset_names(name)) for name in recipe_names()]
     if as_json:
         entries = [{"name": name, "description": words, "presets": presets} for name, words, presets in rows]
-        click.echo(json.dumps(entries, indent=2))
+        echo_json(entries)
         return
     width = max(len(name) for name, *_ in rows)
     for name, words, presets in rows:
-        click.echo(f"{name:<{width}}  {words}")
+        echo(f"{name:<{width}}  {words}")
         if presets:
-            click.echo(f"{'':<{width}}  presets: {', '.join(f'{name}@{preset}' for preset in presets)}")
+            echo(f"{'':<{width}}  presets: {', '.join(f'{name}@{preset}' for preset in presets)}")
 
 
 _EXAMPLE = """\b
@@ -51,4 +50,7 @@ def show_recipe(name: str, preset: str | None, as_json: bool) -> None:
     NAME is a recipe that comes with the package, or a file that ends in .yaml. What is printed is a recipe itself.
     """
     recipe = load_recipe(name, preset)
-    click.echo(json.dumps(recipe.to_dict(), indent=2) if as_json else recipe.to_yaml(), nl=as_json)
+    if as_json:
+        echo_json(recipe.to_dict())
+    else:
+        echo(recipe.to_yaml(), nl=False)

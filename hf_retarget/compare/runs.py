@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 PORT = "port.json"
 FORMAT = "hf-retarget/port/1"
@@ -99,7 +100,7 @@ def _find(place: Path) -> tuple[list[Path], list[str]]:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path, MAX_DOCUMENT_BYTES)
     except (OSError, ValueError) as error:
         raise Damaged(f"cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:

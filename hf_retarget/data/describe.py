@@ -13,6 +13,7 @@ from hf_retarget.data.options import DataOptions
 from hf_retarget.data.source import Source, choose_splits
 from hf_retarget.data.tables import ask_hub, find_columns, try_loading
 from hf_retarget.errors import DataError
+from hf_retarget.hub import clean_token
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _on_hub(reference: str, options: DataOptions, token: str | None) -> DataFact
     from datasets import load_dataset_builder
 
     name, _, revision = reference.partition("@")
-    asked = revision or options.revision
+    asked, token = revision or options.revision, clean_token(token)
     load = partial(load_dataset_builder, name, name=options.config, revision=asked, token=token)
     builder = try_loading(partial(ask_hub, load, name), f"dataset '{name}' cannot be found on the Hub")
     info = builder.info

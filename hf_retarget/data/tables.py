@@ -15,7 +15,7 @@ from hf_retarget.data.options import DataOptions
 from hf_retarget.data.rows import TableRows
 from hf_retarget.data.source import SPLITS, Source
 from hf_retarget.errors import DataError
-from hf_retarget.hub import GaveUp, ask, describe_gate, explain, find_cause, token_was_refused
+from hf_retarget.hub import GaveUp, ask, clean_token, describe_gate, explain, find_cause, token_was_refused
 
 IMAGE_COLUMNS = ("image", "img", "images", "picture", "photo")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
@@ -31,7 +31,7 @@ def open_hub(reference: str, options: DataOptions, token: str | None = None) -> 
     from datasets import load_dataset
 
     name, _, revision = reference.partition("@")
-    asked = revision or options.revision
+    asked, token = revision or options.revision, clean_token(token)
     load = partial(load_dataset, name, name=options.config, revision=asked, token=token)
     failure = f"dataset '{name}' cannot be loaded from the Hub"
     tables = _splits_of(try_loading(partial(ask_hub, load, name), failure, bars=sys.stderr.isatty()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,16 +80,20 @@ class CheckpointFile:
         except (OSError, SafetensorError) as error:
             raise PortError(f"cannot write the checkpoint '{self.path}': {error}") from error
 
-    def load(self, training: Training) -> dict[str, Any] | None:
-        """Put the state back and return the loop's facts; None if there is no checkpoint yet."""
+    def load(self, training: Training, say: Callable[[str], None] = lambda line: None) -> dict[str, Any] | None:
+        """Put the state back and return the loop's facts; None if there is none yet, or if it is damaged."""
         if not self.path.exists():
             return None
         try:
             tensors, stored = load_tensors(self.path)
+        except OSError as error:
+            say(f"the checkpoint '{self.path}' is damaged ({error}); the fine-tuning is computed again")
+            return None
+        try:
             self._compare(stored.get("key") or {})
             training.restore(tensors, stored["scaler"])
             return dict(stored["facts"])
-        except (OSError, KeyError, RuntimeError, TypeError) as error:
+        except (KeyError, RuntimeError, TypeError) as error:
             raise PortError(
                 f"cannot go on from the checkpoint '{self.path}': {error}; delete it to start anew"
             ) from error

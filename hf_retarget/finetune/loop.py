@@ -84,7 +84,7 @@ def finetune(
     with _training(model, options.freeze) as still:
         training = _begin(model, options, accelerator)
         file = CheckpointFile(Path(checkpoint), _key(model, split, options)) if checkpoint else None
-        log = _Log.resume(file.load(training) if file else None, progress)
+        log = _Log.resume(file.load(training, progress.say) if file else None, progress)
         if accelerator is not None:
             accelerator.wait_for_everyone()  # all have read the checkpoint before the main process writes the next
         loading = {"workers": workers} if workers else {}  # a split need not know of workers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from hf_retarget.errors import PortError, RetargetError
-from hf_retarget.files import atomic_path, save_tensors
+from hf_retarget.files import save_tensors, write_json
+from hf_retarget.untrusted import read_json
 
 INDEX = "trajectory.json"
 
@@ -103,8 +103,8 @@ class TrajectoryRecorder:
         try:
             # Copies, because tied weights share memory, which safetensors refuses.
             save_tensors(path, {name: value.detach().cpu().clone() for name, value in weights.items()}, {"step": step})
-            with atomic_path(self.folder / INDEX) as temporary:  # after the weights: what it lists is there
-                temporary.write_text(json.dumps({"every": self.every, "steps": steps}) + "\n", encoding="utf-8")
+            # After the weights: what it lists is there.
+            write_json(self.folder / INDEX, {"every": self.every, "steps": steps})
         except (OSError, SafetensorError) as error:
             raise PortError(f"cannot record step {step} in '{path}': {error}") from error
         self._steps = steps
@@ -117,7 +117,7 @@ def _path(folder: Path, step: int) -> Path:
 def _read_index(folder: Path) -> list[int]:
     """The recorded steps in order, the start first."""
     try:
-        return sorted(int(step) for step in json.loads((folder / INDEX).read_text(encoding="utf-8"))["steps"])
+        return sorted(int(step) for step in read_json(folder / INDEX)["steps"])
     except FileNotFoundError as error:
         raise PortError(f"there is no trajectory in '{folder}' (no {INDEX}); was it recorded there?") from error
     except (OSError, ValueError, KeyError, TypeError) as error:

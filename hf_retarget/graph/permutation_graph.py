@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import GraphMismatchError, PermutationError, TensorMismatchError
-from hf_retarget.files import atomic_path
+from hf_retarget.files import write_text
 from hf_retarget.graph.layout import Axis, Block, Factor, Layout
 from hf_retarget.graph.permutation import Permutation
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 _FORMAT = "hf-retarget/permutation-graph/1"
 
@@ -248,14 +249,13 @@ class PermutationGraph:
 
     def save(self, path: str | Path) -> None:
         """Write the graph as JSON."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(self.to_json()) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> PermutationGraph:
         """Read what `save` wrote."""
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            document = read_json(path, MAX_DOCUMENT_BYTES)
         except (OSError, ValueError) as error:
             raise PermutationError(f"cannot read a permutation graph from '{path}': {error}") from error
         if not isinstance(document, dict) or document.get("format") != _FORMAT:

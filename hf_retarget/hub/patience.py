@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from hf_retarget.errors import RetargetError
 from hf_retarget.hub.watch import GaveUp, retry_after, watching
-from hf_retarget.hub.words import find_cause, is_trouble
+from hf_retarget.hub.words import clean_token, find_cause, is_trouble
 
 __all__ = ["PATIENCE", "GaveUp", "ask", "read_patience"]
 
@@ -58,6 +58,9 @@ def ask(call: Callable[[], T]) -> T:
         >>> ask(lambda: HfApi().model_info("timm/resnet18.a1_in1k").sha)      # doctest: +SKIP
         '491b427b…'
     """
+    from huggingface_hub import get_token
+
+    clean_token(get_token())  # of the login or HF_TOKEN: the client would put it into its error messages
     patience, waited, wait = read_patience(), 0.0, _FIRST_WAIT
     with watching(patience), _client_says_nothing():
         for attempt in range(1, _ATTEMPTS + 1):

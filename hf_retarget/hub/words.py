@@ -9,6 +9,25 @@ from hf_retarget.errors import RetargetError
 from hf_retarget.hub.watch import BUSY, GaveUp, name_status
 
 
+def clean_token(token: str | None) -> str | None:
+    """A token without the line feed that copying adds; one that cannot be is an error, which does not show it.
+
+    Example:
+        >>> clean_token("hf_abc\n")
+        'hf_abc'
+    """
+    if token is None:
+        return None
+    stripped = token.strip()
+    if not stripped:
+        return None
+    if wrong := next((place for place, letter in enumerate(stripped, 1) if not "!" <= letter <= "~"), None):
+        raise RetargetError(
+            f"character {wrong} of the token for the Hub is one that no token has; copy the token again"
+        )
+    return stripped
+
+
 def is_trouble(error: BaseException) -> str | None:
     """What is wrong, if it may be better in a while; None if it will not.
 

@@ -7,20 +7,21 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from accelerate import Accelerator, PartialState
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hf_retarget.devices import from_main_process
 from hf_retarget.errors import MatchError
-from hf_retarget.files import atomic_path
+from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.graph.trace import clear_caches
+from hf_retarget.locks import lock_entry
 from hf_retarget.progress import SILENT, Progress
 
 Batch = tuple[Any, Tensor]
@@ -128,7 +129,7 @@ class Gradients:
 class GradientCache:
     """Source gradients on disk: they do not depend on the new base, so all ports of the same fine-tuning share them.
 
-    `key` must hold everything they depend on: weights, data, seeds, options. Any JSON value will do.
+    `key` must hold everything they depend on: weights, data, seeds, options, versions. Any JSON value will do.
 
     Example:
         >>> cache = GradientCache("cache", {"source": "a1b2", "tuned": "c3d4", "data": "flowers", "seed": 0})
@@ -138,6 +139,7 @@ class GradientCache:
 
     folder: str | Path
     key: Mapping[str, Any]
+    progress: Progress = SILENT
 
     def path(self, step: int) -> Path:
         """The file of one step."""
@@ -145,14 +147,29 @@ class GradientCache:
         return Path(self.folder) / digest / f"step-{step}.safetensors"
 
     def get(self, step: int, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The gradient of a step: from disk if it is there, else computed and kept."""
-        path = self.path(step)
-        if path.exists():
-            try:
-                return load_file(path)
-            except (OSError, SafetensorError):
-                path.unlink(missing_ok=True)  # a broken file is as good as none
-        gradient = compute()
-        with atomic_path(path) as temporary:
-            save_file(gradient, temporary)
-        return gradient
+        """The gradient of a step: from disk if it is there, else computed and kept.
+
+        Runs share the cache: while one computes a step, the others wait for it. Of several processes of one run, the
+        first looks and writes.
+        """
+        path, main = self.path(step), PartialState().is_main_process
+        with lock_entry(path, partial(self._say_waiting, path)) if main else nullcontext():
+            found = self._read(path) if main else None
+            if from_main_process(found is not None):
+                return load_tensors(path)[0] if found is None else found
+            gradient = compute()
+            if main:
+                save_tensors(path, gradient, {})
+            return gradient
+
+    def _say_waiting(self, path: Path) -> None:
+        self.progress.say(f"waiting for another run, which computes the gradient '{path.parent.name}/{path.name}'")
+
+    def _read(self, path: Path) -> dict[str, Tensor] | None:
+        if not path.exists():
+            return None
+        try:
+            return load_tensors(path)[0]
+        except OSError as error:
+            self.progress.say(f"the cached gradient '{path}' is damaged ({error}), and computed again")
+            return None

@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from hf_retarget.errors import ModelError
 from hf_retarget.models.classifier import resize_classifier
+from hf_retarget.models.shape import TooLargeError, parameters_of
 
 
 def empty_model(reference: str, **options: Any) -> nn.Module:
@@ -30,6 +32,8 @@ def empty_model(reference: str, **options: Any) -> nn.Module:
     try:
         with init_empty_weights(include_buffers=False):
             return random_model(reference, **options)
+    except TooLargeError:
+        raise
     except ModelError:
         return random_model(reference, **options)  # some constructors compute with their own weights
 
@@ -157,6 +161,8 @@ def _from_factory(reference: str, options: dict[str, Any]) -> nn.Module:
     factory = _factory(reference)
     try:
         model = factory(**options)
+    except TooLargeError as error:
+        raise TooLargeError(f"'{reference}' cannot be built: {error}") from error
     except Exception as error:  # whatever the constructor of the model raises
         raise ModelError(f"'{reference}' cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -171,8 +177,23 @@ def _from_timm(reference: str, options: dict[str, Any]) -> nn.Module:
         raise ModelError(f"'{reference}' is not a timm model; {near_timm_names(reference)}")
     try:
         return timm.create_model(reference, pretrained=False, **options)
+    except TooLargeError as error:
+        raise TooLargeError(f"'{reference}' cannot be built: {error}") from error
     except Exception as error:  # timm raises whatever the constructor of the model does
         raise ModelError(f"'{reference}' cannot be built: {type(error).__name__}: {error}") from error
+
+
+@cache
+def constructor_arguments(architecture: str) -> frozenset[str]:
+    """What the class that a bare name of timm builds can be told, or what a `module:factory` takes.
+
+    Example:
+        >>> "img_size" in constructor_arguments("test_vit"), "checkpoint_path" in constructor_arguments("test_vit")
+        (True, False)
+    """
+    if is_factory(architecture):
+        return parameters_of(_factory(architecture))
+    return parameters_of(type(empty_model(architecture)))
 
 
 def near_timm_names(name: str) -> str:

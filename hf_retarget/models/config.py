@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from torch import nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models.build import is_factory, known_to_timm
+from hf_retarget.models.build import constructor_arguments, is_factory, is_timm, known_to_timm, near_timm_names
+from hf_retarget.models.shape import MAX_SIZE, MAX_TEXT, check_arguments
+from hf_retarget.untrusted import read_json
 
 CONFIG = "config.json"
 
@@ -41,7 +43,7 @@ def read_config(path: Path) -> dict[str, Any]:
         'resnet18'
     """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"'{path}' cannot be read as JSON: {error}; save the model again") from error
     if not isinstance(config, dict):
@@ -64,11 +66,13 @@ def describe_config(raw: Mapping[str, Any], where: str, arch: str | None = None)
     options = dict(raw.get("model_args") or {})
     classes = options.pop("num_classes", None)
     classes = raw.get("num_classes", nested.get("num_classes", classes))
-    if classes is not None and (not isinstance(classes, int) or classes < 0):
-        raise ModelError(f"config.json in '{where}' has num_classes {classes!r}; it must be a whole number")
+    if classes is not None and (type(classes) is not int or not 0 <= classes <= MAX_SIZE):
+        raise ModelError(f"config.json in '{where}' has num_classes {classes!r}; it must be a whole number up to 2²⁰")
+    architecture = arch or raw["architecture"]
+    if options:
+        options = check_arguments(options, constructor_arguments(architecture), where)
     labels = read_labels(raw) or read_labels(nested)
-    config = {name: _frozen(value) for name, value in nested.items() if name not in _LABELS}
-    return Description(arch or raw["architecture"], options, classes, labels, _with_input(config, options))
+    return Description(architecture, options, classes, labels, _with_input(check_images(nested, where), options))
 
 
 def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: bool) -> Description:
@@ -136,11 +140,16 @@ def _check_format(raw: Mapping[str, Any], where: str) -> None:
     architecture = raw.get("architecture")
     if not isinstance(architecture, str):
         raise ModelError(f"config.json in '{where}' names no architecture; say which with --arch")
-    if is_factory(architecture):
-        # A configuration from somebody else must not decide which code is imported and called.
+    if ":" in architecture:
+        # A configuration from somebody else must not decide which code is called, or which other model is loaded.
+        if is_factory(architecture):
+            advice = f"names the code '{architecture}'; if you trust it, say --arch {architecture} yourself"
+        else:
+            advice = f"names another model, '{architecture}', instead of an architecture; load that one, or correct it"
+        raise ModelError(f"config.json in '{where}' {advice}")
+    if not is_timm(architecture):
         raise ModelError(
-            f"config.json in '{where}' names the code '{architecture}'; "
-            f"if you trust it, say --arch {architecture} yourself"
+            f"config.json in '{where}' names '{architecture}', which is no timm model; {near_timm_names(architecture)}"
         )
 
 
@@ -164,6 +173,79 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
     labels = tuple(str(name) for name in names)
     return None if labels == tuple(f"LABEL_{number}" for number in range(len(labels))) else labels
+
+
+def check_images(entries: Mapping[str, Any], where: str, file: str = CONFIG) -> dict[str, Any]:
+    """What a configuration says about images, heads and licences, in timm's words; all else is left out.
+
+    So nothing that a file says about where weights are reaches timm.
+
+    Example:
+        >>> check_images({"crop_pct": 0.9, "url": "https://…"}, "tuned/")
+        {'crop_pct': 0.9}
+    """
+    for name in ("file", "state_dict"):
+        if entries.get(name):
+            raise ModelError(f"{file} in '{where}' has '{name}', which would say where weights are; remove it")
+    kept = {}
+    for name, (accepts, words) in _IMAGES.items():
+        if name in entries:
+            value = _frozen(entries[name])
+            if value is not None and not accepts(value):
+                raise ModelError(f"{file} in '{where}' has {name} {value!r:.100}; it must be {words}")
+            kept[name] = value
+    return kept
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and all(_is_count(each) for each in value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value <= MAX_SIZE
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) in (1, 2) and all(_is_count(each) for each in value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT
+
+
+def _is_texts(value: Any) -> bool:
+    return _is_text(value) or (isinstance(value, tuple) and len(value) <= 100 and all(map(_is_text, value)))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= 1e6
+
+
+def _is_mean(value: Any) -> bool:
+    return isinstance(value, tuple) and 0 < len(value) <= 1024 and all(map(_is_number, value))
+
+
+def _is_deviation(value: Any) -> bool:
+    return _is_mean(value) and all(each > 0 for each in value)
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 < value <= 10
+
+
+_IMAGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), (_is_size, "channels, height and width")),
+    **dict.fromkeys(("pool_size", "test_pool_size"), (_is_pair, "height and width")),
+    **dict.fromkeys(("crop_pct", "test_crop_pct"), (_is_share, "a number above 0")),
+    "fixed_input_size": (lambda value: isinstance(value, bool), "true or false"),
+    "mean": (_is_mean, "a list of numbers"),
+    "std": (_is_deviation, "a list of numbers above 0"),
+    "num_classes": (lambda value: type(value) is int and 0 <= value <= MAX_SIZE, "a whole number up to 2²⁰"),
+    **dict.fromkeys(("interpolation", "crop_mode", "license", "license_link", "tag"), (_is_text, "a text")),
+    **dict.fromkeys(("origin_url", "paper_name", "description"), (_is_text, "a text")),
+    **dict.fromkeys(("first_conv", "classifier", "paper_ids", "notes"), (_is_texts, "a text, or a list of texts")),
+}
+"""Entries of a configuration that are read, what they may be, and how to say so."""
 
 
 def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

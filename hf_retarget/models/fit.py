@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models.build import known_to_timm, seeded
+from hf_retarget.models.build import seeded
 from hf_retarget.models.tensors import fits, most_common_dtype
 
 _PREFIXES = ("module.", "_orig_mod.", "timm_model.", "model.")
@@ -99,7 +99,16 @@ def convert_with_timm(
     """
     import timm
 
-    stored = {**known_to_timm(config), "num_classes": num_classes, "state_dict": dict(weights)}
+    if not weights:
+        return None  # an empty dictionary would make timm look for weights elsewhere
+    # All of it is made here: nothing that a file says may decide where timm looks for weights.
+    stored = {
+        **{name: config[name] for name in ("input_size", "fixed_input_size") if name in config},
+        "num_classes": num_classes,
+        "first_conv": None,
+        "classifier": None,
+        "state_dict": dict(weights),
+    }
     draws = []
     for seed in (0, 1):
         try:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import hash_file, hash_tensors
+from hf_retarget.hub import clean_token
 from hf_retarget.models.build import is_factory, is_timm, near_timm_names
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import CONFIG, Description, describe_architecture, describe_module, read_config
@@ -19,8 +21,12 @@ from hf_retarget.models.fit import fit_weights, strip_prefixes
 from hf_retarget.models.hub import fetch_card, fetch_model, read_bases, read_licence, split_revision
 from hf_retarget.models.library import LIBRARIES, find_library
 from hf_retarget.models.read import SUFFIXES, read_weights, weight_files
+from hf_retarget.models.shape import TooLargeError, bounded_build
 from hf_retarget.models.sizes import infer_sizes
 from hf_retarget.models.tensors import most_common_dtype
+
+_TIMES, _ROOM = 4, 10**8
+"""How many times as many numbers as in the file a model may have, and how many in any case: tied weights, new heads."""
 
 
 class Access(Protocol):
@@ -96,7 +102,7 @@ def load_checkpoint(
     """
     if isinstance(reference, nn.Module):
         return _from_module(reference, num_classes)
-    access = access or Whole()
+    access, token = access or Whole(), clean_token(token)
     text = str(reference)
     path = Path(text.removeprefix("local-dir:")).expanduser()
     if path.is_dir():
@@ -192,6 +198,7 @@ def _assemble(
     raw = access.read(stored.files, allow_pickle=allow_pickle)
     if num_classes is not None:
         about = replace(about, num_classes=num_classes)
+    _check_size(reference, about, raw)
     first = library.build(about, empty=True)
     raw = strip_prefixes(raw, first.state_dict())
     about = infer_sizes(raw, about, first)
@@ -218,6 +225,20 @@ def _assemble(
         hashes=access.hash(stored.files),
         library=about.library,
     )
+
+
+def _check_size(reference: str, about: Description, stored: Mapping[str, Tensor]) -> None:
+    """Refuse a configuration that describes a model far larger than its weights are, before memory is taken for it."""
+    if not about.options:
+        return  # an architecture as timm has it
+    most = _ROOM + _TIMES * sum(tensor.numel() for tensor in stored.values())
+    try:
+        with torch.device("meta"), bounded_build(most):
+            LIBRARIES[about.library].build(about)
+    except TooLargeError as error:
+        raise ModelError(f"{CONFIG} of '{reference}' does not fit its weights: {error}; correct it") from error
+    except ModelError:
+        pass  # some constructors compute with their own weights; what is wrong besides is said later
 
 
 def _from_module(model: nn.Module, num_classes: int | None) -> Checkpoint:

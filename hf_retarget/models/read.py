@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import load_tensors
+from hf_retarget.untrusted import read_json
 
 SAFE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -72,7 +72,7 @@ def shard_names(index: Path) -> list[str]:
         ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
     """
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(read_json(index)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"'{index}' cannot be read: {type(error).__name__}: {error}") from error
     for name in names:

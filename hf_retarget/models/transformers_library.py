@@ -6,7 +6,6 @@ Code that a repository brings along is never run.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -19,16 +18,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
+from hf_retarget.files import move_durably, write_json
 from hf_retarget.models.build import seeded
-from hf_retarget.models.config import Description, read_labels
+from hf_retarget.models.config import Description, check_images, read_labels
 from hf_retarget.models.image_processor import (
     PREPROCESSOR,
     compose_processor,
     describe_images,
     read_processor,
 )
+from hf_retarget.models.shape import TooLargeError, keep_fields
 from hf_retarget.models.tensors import most_common_dtype
-from hf_retarget.models.write import write_json
 
 _PROCESSOR = "preprocessor"
 """Where a description keeps preprocessor_config.json as it was."""
@@ -68,11 +68,15 @@ class TransformersLibrary:
         headed = name in names
         try:
             with _quiet():
-                config = transformers.CONFIG_MAPPING[kind].from_dict({**raw, **({} if headed else {"num_labels": 0})})
+                known = transformers.CONFIG_MAPPING[kind]
+                config = known.from_dict({**keep_fields(raw, known, where), **({} if headed else {"num_labels": 0})})
+        except ModelError:
+            raise
         except Exception as error:  # whatever the configuration's own checks raise
             raise ModelError(f"config.json in '{where}' is no configuration of '{kind}': {error}") from error
         labels = read_labels(raw) if headed else None
-        images = _images(config, read_processor(folder))
+        images = check_images(_images(config, processor := read_processor(folder)), where, PREPROCESSOR)
+        images |= {_PROCESSOR: processor} if processor else {}
         return _description(str(name) if headed else names[0], config, labels, images)
 
     def describe_model(self, model: nn.Module) -> Description | None:
@@ -102,6 +106,8 @@ class TransformersLibrary:
                 stack.enter_context(init_empty_weights(include_buffers=False))
             try:
                 model: Any = kind(config)
+            except TooLargeError:
+                raise
             except Exception as error:  # whatever the constructor of the model raises
                 raise ModelError(f"'{about.architecture}' cannot be built: {type(error).__name__}: {error}") from error
         model.__class__ = _answering(kind)
@@ -146,7 +152,7 @@ class TransformersLibrary:
                     plain = kind(config).to(most_common_dtype(weights))  # which config.json says, too
                 plain.save_pretrained(hidden, state_dict=weights)
             for path in sorted(hidden.iterdir()):
-                os.replace(path, folder / path.name)
+                move_durably(path, folder / path.name)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
         if processor := compose_processor(about.config.get(_PROCESSOR), about.config):
@@ -164,8 +170,10 @@ def _description(name: str, config: Any, labels: tuple[str, ...] | None, images:
 
 
 def _images(config: Any, processor: dict[str, Any] | None) -> dict[str, Any]:
-    images = describe_images(processor, getattr(config, "num_channels", 3), getattr(config, "image_size", None))
-    return {**images, _PROCESSOR: processor} if processor else images
+    try:
+        return describe_images(processor, getattr(config, "num_channels", 3), getattr(config, "image_size", None))
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"{PREPROCESSOR} is malformed: {error!r}; save the image processor again") from error
 
 
 def _import(where: str, kind: object) -> Any:
@@ -183,7 +191,8 @@ def _classifiers(model_type: str) -> tuple[str, ...]:
     """The image classifiers that transformers has for a type of models, the usual one first."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as NAMES
 
-    found = NAMES.get(model_type, ())
+    # timm's models have a configuration of their own, which is read as timm's; ShieldGemma is a language model.
+    found = () if model_type in ("timm_wrapper", "shieldgemma2") else NAMES.get(model_type, ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 

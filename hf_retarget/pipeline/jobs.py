@@ -12,6 +12,7 @@ from hf_retarget.errors import RecipeError
 from hf_retarget.models.hub import split_revision
 from hf_retarget.recipe import Recipe, choose_recipe
 from hf_retarget.recipe.field import nearest
+from hf_retarget.untrusted import read_yaml
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def read_jobs(path: str | Path) -> list[PortJob]:
     import yaml
 
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        document = read_yaml(path)
+    except (OSError, ValueError) as error:
         raise RecipeError(f"cannot read the models file '{path}': {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from hf_retarget.data import ImageData, load_data
-from hf_retarget.devices import choose_device
+from hf_retarget.devices import choose_device, in_main_process
 from hf_retarget.errors import DataError, ModelError
 from hf_retarget.files import hash_tensors
 from hf_retarget.graph import PermutationGraph
@@ -56,6 +57,7 @@ def plane(
     report: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    lock: bool = True,
     arch: str | None = None,
     allow_pickle: bool = False,
     token: str | None = None,
@@ -87,32 +89,35 @@ def plane(
     if page is not None and out is None:
         out = page.parent / IN_PORT
     folder = PlaneFolder.at(out) if out is not None else None
-    if folder is not None:
-        folder.check(resume=resume, overwrite=overwrite)
     accelerator = choose_device(device, precision)
-    accelerator.wait_for_everyone()  # until all have looked at the folder, nobody writes there
-    with clock.stage("loading"):
-        loaded = _load(references, images, chosen, progress, arch=arch, allow_pickle=allow_pickle, token=token)
-    with clock.stage("permuting"):
-        arranged = arrange(
-            {name: side.in_float32() for name, side in loaded.sides.items()},
-            permute,
-            loaded.model,
-            loaded.data.test.preprocess.input_size,
-            graph=graph,
-            seed=chosen.port.seed,
-            progress=progress,
+    stack = ExitStack()
+    if folder is not None:
+        in_main_process(lambda: stack.enter_context(folder.held(resume=resume, overwrite=overwrite, lock=lock)))
+    with stack:
+        with clock.stage("loading"):
+            loaded = _load(references, images, chosen, progress, arch=arch, allow_pickle=allow_pickle, token=token)
+        with clock.stage("permuting"):
+            arranged = arrange(
+                {name: side.in_float32() for name, side in loaded.sides.items()},
+                permute,
+                loaded.model,
+                loaded.data.test.preprocess.input_size,
+                graph=graph,
+                seed=chosen.port.seed,
+                progress=progress,
+            )
+        count = len(loaded.sides)
+        basis = span(arranged.weights, [name for name, _ in loaded.model.named_parameters()], list(loaded.sides))
+        points = lay_grid(basis, grid or _SIZES[count], _MARGINS[count] if margin is None else margin)
+        part = take(getattr(loaded.data, split), limit, chosen.port.seed)
+        surveyor = Surveyor(
+            loaded.model, loaded.data, part, loaded.classes, chosen.port, accelerator, workers, progress
         )
-    count = len(loaded.sides)
-    basis = span(arranged.weights, [name for name, _ in loaded.model.named_parameters()], list(loaded.sides))
-    points = lay_grid(basis, grid or _SIZES[count], _MARGINS[count] if margin is None else margin)
-    part = take(getattr(loaded.data, split), limit, chosen.port.seed)
-    surveyor = Surveyor(loaded.model, loaded.data, part, loaded.classes, chosen.port, accelerator, workers, progress)
-    task = _Task(loaded.sides, arranged, basis, points, loaded.data, split, chosen, surveyor, clock, command)
-    result = task.run(folder, resume=resume)
-    if page is not None and accelerator.is_main_process:
-        show_in_report(page, result.figures)
-    return result
+        task = _Task(loaded.sides, arranged, basis, points, loaded.data, split, chosen, surveyor, clock, command)
+        result = task.run(folder, resume=resume)
+        if page is not None and accelerator.is_main_process:
+            show_in_report(page, result.figures)
+        return result
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.errors import RetargetError
-from hf_retarget.files import atomic_path
+from hf_retarget.errors import FinishedError, RetargetError
+from hf_retarget.files import remove_leftovers, to_json, write_text
 from hf_retarget.landscape import Basis, Grid, Point
+from hf_retarget.locks import lock_folder
 from hf_retarget.models import Checkpoint
 from hf_retarget.pipeline.versions import list_versions
 from hf_retarget.report.plane import draw_plane
 from hf_retarget.report.plane_page import add_plane, draw_plane_page
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
 
 FORMAT = "hf-retarget/plane/1"
 IN_PORT = "plane"
@@ -60,8 +62,8 @@ class PlaneResult:
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write plane.json, plane.csv, plane.png, plane.svg and plane.html."""
         place = PlaneFolder.at(folder)
-        place.check(overwrite=overwrite)
-        place.write(self.figures)
+        with place.held(overwrite=overwrite):
+            place.write(self.figures)
         return place.path
 
 
@@ -162,8 +164,17 @@ class PlaneFolder:
         """The picture, for a person who watches."""
         return self.path / "plane.png"
 
+    @contextmanager
+    def held(self, *, resume: bool = False, overwrite: bool = False, lock: bool = True) -> Iterator[None]:
+        """Keep other runs out, remove what a killed one left, and refuse to overwrite without `overwrite`."""
+        with lock_folder(self.path.resolve(), enabled=lock):
+            if self.path.is_dir():
+                remove_leftovers(self.path)
+            self.check(resume=resume, overwrite=overwrite)
+            yield
+
     def check(self, *, resume: bool = False, overwrite: bool = False) -> None:
-        """Refuse to destroy anything that nobody has said may be destroyed."""
+        """Refuse to overwrite without `overwrite`."""
         present = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
         strange = sorted(name for name in present.difference(_FILES) if not name.startswith("."))
         if strange:
@@ -175,7 +186,7 @@ class PlaneFolder:
                 f"an unfinished run is in '{self.path}'; go on with --resume, or begin anew with --overwrite"
             )
         if resume and "plane.json" in present:
-            raise RetargetError(f"the run in '{self.path}' is finished; there is nothing to go on with")
+            raise FinishedError(f"the run into '{self.path}' is finished; there is nothing to resume")
         if present.intersection(_FILES):
             raise RetargetError(f"'{self.path}' is not empty; name another folder, or replace it with --overwrite")
 
@@ -183,15 +194,14 @@ class PlaneFolder:
         """Write everything, each file wholly or not at all."""
         chart = draw_plane(figures)
         texts = {
-            "plane.json": json.dumps(figures, indent=2, ensure_ascii=False) + "\n",
+            "plane.json": to_json(figures) + "\n",
             "plane.csv": write_table(figures),
             "plane.html": draw_plane_page(figures, chart),
         }
         try:
             chart.save(self.path)
             for name, text in texts.items():
-                with atomic_path(self.path / name) as temporary:
-                    temporary.write_text(text, encoding="utf-8")
+                write_text(self.path / name, text)
         except OSError as error:
             raise RetargetError(f"cannot write to '{self.path}': {error}") from error
 
@@ -215,11 +225,10 @@ def show_in_report(report: Path, figures: Mapping[str, Any]) -> None:
     Example:
         >>> show_in_report(Path("ported/report.html"), result.figures)      # doctest: +SKIP
     """
-    page = add_plane(report.read_text(encoding="utf-8"), figures)
+    page = add_plane(read_bytes(report, MAX_DOCUMENT_BYTES).decode(), figures)
     if page is None:
         raise RetargetError(f"'{report}' is no report of a port; nothing was added to it")
-    with atomic_path(report) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(report, page)
 
 
 def write_table(figures: Mapping[str, Any]) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from hf_retarget.devices import in_main_process
+from hf_retarget.devices import choose_device, in_main_process
 from hf_retarget.errors import PortError
 from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.graph import Permutation
@@ -23,7 +25,8 @@ from hf_retarget.pipeline.prepare import Prepared, prepare
 from hf_retarget.pipeline.result import PortResult
 from hf_retarget.pipeline.samples import draw_samples
 from hf_retarget.pipeline.steps import PROGRESS, Diary, walk
-from hf_retarget.pipeline.workplace import Workplace
+from hf_retarget.pipeline.versions import describe_environment
+from hf_retarget.pipeline.workplace import ENVIRONMENT, Workplace
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import Recipe
 
@@ -33,6 +36,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 @dataclass(frozen=True)
 class PortPlace(Workplace):
     """Where an unfinished port is kept; there is something to go on from as soon as one step is finished."""
+
+    record: ClassVar[str] = "port.json"
 
     @property
     def state(self) -> Path:
@@ -57,6 +62,7 @@ def port(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    lock: bool = True,
     dtype: str | None = None,
     arch: str | None = None,
     allow_pickle: bool = False,
@@ -72,7 +78,7 @@ def port(
     Models are references (timm name, Hub id, folder, file with `arch`) or modules; `data` is the name of a recipe, a
     reference, or a dataset. `overrides` changes single fields of the recipe. With `permutation`, one that was found
     before is used, and no gradients are taken. With `out`, the result is saved there, all at once, and a run that was
-    killed goes on with `resume`; without, nothing is written.
+    killed goes on with `resume`; without, nothing is written. `lock=False` is for file systems that have no locks.
 
     Example:
         >>> import hf_retarget as rt
@@ -85,37 +91,34 @@ def port(
     place = PortPlace.at(out) if out is not None else None
     if resume and place is None:
         raise PortError("only a port with a folder to be made can go on; give out=, too")
-    if place:
-        place.check(resume=resume, overwrite=overwrite)
-    prepared = prepare(
-        src_base,
-        src_ft,
-        new_base,
-        data,
-        recipe=recipe,
-        preset=preset,
-        overrides=overrides,
-        permutation=permutation,
-        tuned_target=tuned_target,
-        initial_head=initial_head,
-        checkpoints=checkpoints,
-        gradient_cache=gradient_cache,
-        arch=arch,
-        allow_pickle=allow_pickle,
-        token=token,
-        device=device,
-        precision=precision,
-        workers=workers,
-        progress=progress,
-    )
-    run = _Run(prepared, place, getattr(torch, dtype) if dtype else None, command)
-    if place is None:
-        return run.port()
-    with place.tidying():
-        run.open(checkpoints, resume=resume)
+    choose_device(device, precision)  # before the lock: among several processes only the first holds it
+    with place.held(resume=resume, overwrite=overwrite, lock=lock) if place else nullcontext():
+        prepared = prepare(
+            src_base,
+            src_ft,
+            new_base,
+            data,
+            recipe=recipe,
+            preset=preset,
+            overrides=overrides,
+            permutation=permutation,
+            tuned_target=tuned_target,
+            initial_head=initial_head,
+            checkpoints=checkpoints,
+            gradient_cache=gradient_cache,
+            arch=arch,
+            allow_pickle=allow_pickle,
+            token=token,
+            device=device,
+            precision=precision,
+            workers=workers,
+            progress=progress,
+        )
+        run = _Run(prepared, place, getattr(torch, dtype) if dtype else None, command, checkpoints)
+        run.open(resume=resume, overwrite=overwrite)
         result = run.port()
         run.publish(result)
-    return result
+        return result
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class _Run:
     place: Workplace | None
     dtype: torch.dtype | None
     command: str
+    checkpoints: Checkpoints | None
 
     @property
     def accelerator(self) -> Accelerator:
@@ -147,7 +151,8 @@ class _Run:
             best_step=found.best.step,
             figures=compose_document(
                 recipe, inputs, derived, task, judge, found, measured, samples.to_json(), self.command
-            ),
+            )
+            | {"run": self.key},
             thumbnails=samples.thumbnails,
             recipe=recipe,
             graph=derived.graph,
@@ -155,11 +160,11 @@ class _Run:
             dtype=self.dtype,
         )
 
-    def open(self, checkpoints: Checkpoints | None, *, resume: bool) -> None:
+    def open(self, *, resume: bool, overwrite: bool) -> None:
         """Make the hidden place, or go on in it."""
         if place := self.place:
-            self.accelerator.wait_for_everyone()
-            in_main_process(lambda: place.open(self._key(checkpoints), resume=resume))
+            say = self.prepared.judge.progress.say
+            in_main_process(lambda: place.open(self.key, resume=resume, overwrite=overwrite, say=say))
 
     def publish(self, result: PortResult) -> None:
         """Put the result into its place; only the main process writes."""
@@ -168,8 +173,8 @@ class _Run:
 
         def publish() -> None:
             for each in self.prepared.judge.progress.track([result], "writing model and report"):
-                each.write(place.result)
-            place.publish()
+                each.write(place.fresh_result())
+            place.finish()
 
         in_main_process(publish)
 
@@ -183,7 +188,8 @@ class _Run:
         for unknown in derived.graph.unknown_operators[:3]:
             say(str(unknown))
 
-    def _key(self, checkpoints: Checkpoints | None) -> dict[str, Any]:
+    @cached_property
+    def key(self) -> dict[str, Any]:
         """All that the result depends on."""
         inputs, recipe, given = self.prepared.inputs, self.prepared.recipe, self.prepared.task.permutation
         weights = {"source": inputs.heads.source, "tuned": inputs.tuned.in_float32(), "target": inputs.heads.target}
@@ -196,9 +202,12 @@ class _Run:
             "finetune": asdict(recipe.finetune),
             "graph": self.prepared.derived.graph.fingerprint[:20],
             "permutation": hash_tensors(given.indices)[:20] if given else None,
-            "checkpoints": [hash_file(path) for path in find_checkpoints(checkpoints)] if checkpoints else None,
+            "checkpoints": [hash_file(path) for path in find_checkpoints(self.checkpoints)]
+            if self.checkpoints
+            else None,
             "precision": str(self.accelerator.mixed_precision),
             "dtype": str(self.dtype),
+            ENVIRONMENT: describe_environment(),
         }
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 
-from hf_retarget.errors import PortError, RetargetError
-from hf_retarget.files import atomic_path
+from hf_retarget.devices import choose_device, in_main_process
+from hf_retarget.errors import FinishedError, PortError, RetargetError
+from hf_retarget.files import remove_leftovers, write_json
+from hf_retarget.locks import lock_folder
 from hf_retarget.pipeline.inputs import Reference, settle_recipe
 from hf_retarget.pipeline.jobs import PortJob, list_jobs
 from hf_retarget.pipeline.port import PortPlace, port
 from hf_retarget.pipeline.reuse import PERMUTATION
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import Recipe
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 FORMAT = "hf-retarget/port-all/1"
 SUMMARY = "port-all.json"
@@ -83,6 +86,7 @@ def port_all(
     overrides: Mapping[str, Any] | None = None,
     reuse_permutation: bool = False,
     overwrite: bool = False,
+    lock: bool = True,
     progress: Progress = SILENT,
     **options: Any,
 ) -> PortedAll:
@@ -100,19 +104,31 @@ def port_all(
     """
     common, images = settle_recipe(data, recipe, preset, overrides)
     jobs = list_jobs(models, models_file)
+    options["lock"] = lock
     run = _Run(src_base, new_base, common, images, Path(out).expanduser(), overwrite, progress, options)
-    done = PortedAll(run.out, (), run.find_donor() if reuse_permutation else None)
-    for number, job in enumerate(jobs, start=1):
-        progress.say(f"[{number} of {len(jobs)}] {job.model}")
-        outcome = run.port(job, done.permutation_from)
-        if outcome.error:
-            progress.say(f"failed: {outcome.error}")
-        found = done.permutation_from
-        if reuse_permutation and found is None and run.found_permutation(job, outcome):
-            found = outcome.folder
-        done = replace(done, outcomes=(*done.outcomes, outcome), permutation_from=found)
-        _write(done)
+    choose_device(options.get("device"), options.get("precision", "no"))
+    with ExitStack() as stack:
+        in_main_process(lambda: stack.enter_context(_held(run.out, lock)))
+        done = PortedAll(run.out, (), run.find_donor() if reuse_permutation else None)
+        for number, job in enumerate(jobs, start=1):
+            progress.say(f"[{number} of {len(jobs)}] {job.model}")
+            outcome = run.port(job, done.permutation_from)
+            if outcome.error:
+                progress.say(f"failed: {outcome.error}")
+            found = done.permutation_from
+            if reuse_permutation and found is None and run.found_permutation(job, outcome):
+                found = outcome.folder
+            done = replace(done, outcomes=(*done.outcomes, outcome), permutation_from=found)
+            _write(done)
     return done
+
+
+@contextmanager
+def _held(out: Path, lock: bool) -> Iterator[None]:
+    with lock_folder(out.resolve(), enabled=lock):
+        if out.is_dir():
+            remove_leftovers(out, below=False)  # folders below have locks of their own
+        yield
 
 
 @dataclass(frozen=True)
@@ -155,6 +171,8 @@ class _Run:
                 progress=self.progress,
                 **self.options,
             )
+        except FinishedError:  # it was, but for the last move
+            return _outcome(job, "there", read_json(self.out / job.folder / "port.json", MAX_DOCUMENT_BYTES))
         except RetargetError as error:
             return Outcome(job.model, job.folder, "failed", str(error))
         except Exception as error:  # of whatever kind: a model that breaks something must not stop the others
@@ -170,8 +188,8 @@ class _Run:
     def find_donor(self) -> str | None:
         """Whose permutation an earlier run between these bases used: a run that goes on must use the same."""
         try:
-            name = json.loads((self.out / SUMMARY).read_text(encoding="utf-8"))["permutation_from"]
-            inputs = json.loads((self.out / name / "port.json").read_text(encoding="utf-8"))["inputs"]
+            name = read_json(self.out / SUMMARY, MAX_DOCUMENT_BYTES)["permutation_from"]
+            inputs = read_json(self.out / name / "port.json", MAX_DOCUMENT_BYTES)["inputs"]
             bases = [inputs[side]["reference"] for side in ("source", "target")]
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -184,7 +202,7 @@ class _Run:
         if self.overwrite or not path.is_file():
             return None
         try:
-            figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            figures: dict[str, Any] = read_json(path, MAX_DOCUMENT_BYTES)
             before = {side: figures["inputs"][side]["reference"] for side in ("source", "tuned", "target")}
             stored = figures["recipe"]
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -224,5 +242,4 @@ def _outcome(job: PortJob, status: str, figures: Mapping[str, Any]) -> Outcome:
 
 def _write(done: PortedAll) -> None:
     if PartialState().is_main_process:
-        with atomic_path(done.out / SUMMARY) as temporary:
-            temporary.write_text(json.dumps(done.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(done.out / SUMMARY, done.to_json())

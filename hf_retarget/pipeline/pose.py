@@ -25,6 +25,8 @@ from hf_retarget.pipeline.clock import Clock
 from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.pipeline.reuse import load_permutation
+from hf_retarget.pipeline.versions import describe_environment
+from hf_retarget.pipeline.workplace import ENVIRONMENT
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions, Recipe
 
@@ -219,7 +221,9 @@ def pose_task(
     )
     cache = None
     if gradient_cache is not None:
-        cache = GradientCache(gradient_cache, _cache_key(inputs, options, facts, gradient.accelerator))
+        cache = GradientCache(
+            gradient_cache, _cache_key(inputs, options, facts, gradient.accelerator), gradient.progress
+        )
     real = inputs.parameters(inputs.tuned_target.in_float32()) if inputs.tuned_target else None
     problem = Problem(graph, source, target, trajectory, gradient, search, cache, real, gradient.progress)
     origin = None
@@ -254,4 +258,5 @@ def _cache_key(
         "architecture": inputs.tuned.architecture,
         "data": inputs.data.fingerprint,
         "precision": str(accelerator.mixed_precision),
+        ENVIRONMENT: describe_environment(),
     }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,7 +14,7 @@ from torch import Tensor, nn
 
 from hf_retarget.devices import in_main_process
 from hf_retarget.errors import PortError
-from hf_retarget.files import atomic_path
+from hf_retarget.files import write_json, write_text
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.models import save_model
 from hf_retarget.pipeline.card import card_of_port
@@ -27,6 +24,12 @@ from hf_retarget.pipeline.steps import StepFigures
 from hf_retarget.pipeline.workplace import Workplace
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.recipe import Recipe
+
+
+class _SavingPlace(Workplace):
+    """For a result that is saved from Python: beside an unfinished run, which it leaves alone."""
+
+    suffix = "saving"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +65,16 @@ class PortResult:
         """Whether it was worth it, in one line."""
         return str(self.figures["verdict"])
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+    def save(self, folder: str | Path, *, overwrite: bool = False, lock: bool = True) -> Path:
         """Write a folder that timm loads as it is; it appears all at once, or not at all."""
-        place = Workplace.at(folder)
+        place = _SavingPlace.at(folder)
+        with place.held(overwrite=overwrite, lock=lock):
 
-        def save() -> None:
-            place.check(overwrite=overwrite, resume=True)
-            self._save(place.out)
+            def save() -> None:
+                self.write(place.fresh_result())
+                place.finish()
 
-        in_main_process(save)
+            in_main_process(save)
         return place.out
 
     def push_to_hub(
@@ -99,22 +103,6 @@ class PortResult:
 
         return in_main_process(push)
 
-    def _save(self, out: Path) -> None:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            hidden = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp"))
-        except OSError as error:
-            raise PortError(f"cannot write to '{out.parent}': {error}") from error
-        try:
-            self.write(hidden / "new")
-            if out.exists():
-                out.rename(hidden / "old")
-            os.replace(hidden / "new", out)
-        except OSError as error:
-            raise PortError(f"cannot write to '{out}': {error}") from error
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
-
     def write(self, folder: Path) -> None:
         """Write all files into a folder that nobody looks at yet."""
         inputs = self.inputs
@@ -131,13 +119,8 @@ class PortResult:
             self.permutation.save(folder / "permutation.safetensors")
             self.graph.save(folder / "graph.json")
             self.recipe.save(folder / "recipe.yaml")
-            _write(folder / "port.json", json.dumps(self.figures, indent=2, ensure_ascii=False) + "\n")
+            write_json(folder / "port.json", self.figures)
             write_report(folder, self.figures, self.graph, self.thumbnails)
-            _write(folder / "README.md", card_of_port(self.figures, inputs.target, folder))
+            write_text(folder / "README.md", card_of_port(self.figures, inputs.target, folder))
         except (OSError, SafetensorError) as error:
             raise PortError(f"cannot write to '{folder}': {error}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hf_retarget.batchnorm import BatchNormReset
-from hf_retarget.errors import PortError
+from hf_retarget.errors import PortError, RetargetError
 from hf_retarget.evaluate import Score
-from hf_retarget.files import atomic_path, load_tensors, save_tensors
+from hf_retarget.files import load_record, load_tensors, save_record, save_tensors
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.matching.fit import measure_fit
 from hf_retarget.matching.problem import State
@@ -85,9 +84,14 @@ class Diary:
     graph: PermutationGraph
     accelerator: Accelerator
 
-    def read(self) -> tuple[State, list[StepFigures], Best] | None:
-        """Where the walk has come to; None if it has not begun."""
-        found = self._read() if (self.folder / PROGRESS).exists() else None
+    def read(self, say: Callable[[str], None]) -> tuple[State, list[StepFigures], Best] | None:
+        """Where the walk has come to; None if it has not begun, or if what is there cannot be believed."""
+        found = None
+        if (self.folder / PROGRESS).exists():
+            try:
+                found = self._read()
+            except (OSError, ValueError, KeyError, TypeError, RuntimeError, RetargetError) as error:
+                say(f"the state in '{self.folder}' is damaged ({error}); the steps are computed again")
         self.accelerator.wait_for_everyone()  # all have read before the main process goes on writing
         return found
 
@@ -100,8 +104,7 @@ class Diary:
             if best.step == state.step:
                 self._write_best(best)
             facts = {"step": state.step, "best": best.step, "history": [asdict(each) for each in history]}
-            with atomic_path(self.folder / PROGRESS) as temporary:
-                temporary.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+            save_record(self.folder / PROGRESS, facts)
             for path in (*self.folder.glob("state-*.safetensors"), *self.folder.glob("best-*.safetensors")):
                 if path not in (self._state(state.step), self._best(best.step)):
                     path.unlink(missing_ok=True)
@@ -109,12 +112,9 @@ class Diary:
             raise PortError(f"cannot keep step {state.step} in '{self.folder}': {error}") from error
 
     def _read(self) -> tuple[State, list[StepFigures], Best]:
-        try:
-            facts = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
-            history = [StepFigures(**each) for each in facts["history"]]
-            tensors, about = load_tensors(self._best(facts["best"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PortError(f"cannot go on from '{self.folder}': {error}; begin anew with --overwrite") from error
+        facts = load_record(self.folder / PROGRESS)
+        history = [StepFigures(**each) for each in facts["history"]]
+        tensors, about = load_tensors(self._best(facts["best"]))
         indices = {group.name: tensors[_PERMUTATION + group.name] for group in self.graph.groups}
         weights = {name: tensors[_WEIGHTS + name] for name in about["order"]}
         permutation = Permutation(self.graph.fingerprint, indices)
@@ -141,7 +141,7 @@ def walk(task: Task, judge: Judge, *, diary: Diary | None = None, doing: str = "
         >>> walk(task, judge).best.step      # doctest: +SKIP
         7
     """
-    kept = diary.read() if diary else None
+    kept = diary.read(judge.progress.say) if diary else None
     state, history, best = kept if kept else (None, [], None)
     if history and diary:
         judge.progress.say(f"continuing the port after step {len(history)} of {task.steps}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -20,11 +21,12 @@ from hf_retarget.data import ImageData, Split
 from hf_retarget.data.images import Batch, derive_seed
 from hf_retarget.errors import RetargetError
 from hf_retarget.evaluate import evaluate
-from hf_retarget.files import atomic_path
+from hf_retarget.files import write_text
 from hf_retarget.landscape import Grid
 from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, read_bytes
 
 Shares = tuple[float, ...]
 Figures = dict[str, Any]
@@ -108,8 +110,7 @@ class Diary:
             diary._read(path)
         if path is not None and writing:
             lines = [{"run": diary.key}, *(_line(shares, figures) for shares, figures in diary.done.items())]
-            with atomic_path(path) as temporary:  # anew: a line that a kill has cut in two is gone
-                temporary.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+            write_text(path, "".join(map(_sealed, lines)))  # anew: a line that a kill has cut in two is gone
         return diary
 
     def add(self, shares: Shares, figures: Figures, *, writing: bool = True) -> None:
@@ -117,7 +118,7 @@ class Diary:
         self.done[shares] = figures
         if self.path is not None and writing:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(_line(shares, figures)) + "\n")
+                file.write(_sealed(_line(shares, figures)))
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -141,14 +142,20 @@ def _line(shares: Shares, figures: Figures) -> dict[str, Any]:
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_bytes(path, MAX_DOCUMENT_BYTES).decode(errors="replace").splitlines():
         try:
-            entry = json.loads(line)
-        except ValueError:
+            content = parse_json(line)["content"]
+        except (ValueError, KeyError, TypeError):
             return  # cut off in the middle of a line: what is before it counts
-        if not isinstance(entry, dict) or not ({"run"} <= entry.keys() or {"shares", "figures"} <= entry.keys()):
-            return
-        yield entry
+        if _sealed(content) != f"{line}\n":
+            return  # what was damaged, and all after it, is scored again
+        yield content
+
+
+def _sealed(content: dict[str, Any]) -> str:
+    """A line with a checksum of its own."""
+    text = json.dumps(content)
+    return f'{{"content": {text}, "sha256": "{hashlib.sha256(text.encode()).hexdigest()[:16]}"}}\n'
 
 
 def survey(

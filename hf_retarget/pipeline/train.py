@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ from hf_retarget.data import Split
 from hf_retarget.devices import choose_device, in_main_process
 from hf_retarget.errors import PortError, RecipeError
 from hf_retarget.evaluate import Score, evaluate
-from hf_retarget.files import atomic_path, save_tensors
+from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
 from hf_retarget.finetune.loop import History, finetune
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.models import Checkpoint, load_checkpoint, save_model
 from hf_retarget.pipeline.card import card_of_tuning
 from hf_retarget.pipeline.start import Start, describe_broken, doing, prepare_start
-from hf_retarget.pipeline.versions import list_versions
-from hf_retarget.pipeline.workplace import Workplace
+from hf_retarget.pipeline.versions import describe_environment, list_versions
+from hf_retarget.pipeline.workplace import ENVIRONMENT, Workplace
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import Recipe
 
@@ -31,6 +31,7 @@ FORMAT = "hf-retarget/finetune/1"
 INITIAL_HEAD = "initial_head.safetensors"
 """The head that the fine-tuning began with: what the port's head policy `given` wants."""
 
+_TRAJECTORY = "trajectory"
 _CHECKPOINTS = 10  # of a run, if its options do not say how often
 
 
@@ -67,6 +68,7 @@ def train(
     record: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    lock: bool = True,
     command: str = "",
     progress: Progress = SILENT,
 ) -> TrainResult:
@@ -85,20 +87,19 @@ def train(
     if isinstance(data, (str, Path)) and str(data):
         recipe = recipe.override(**{"data.reference": str(data)})
     place = Workplace.at(out)
-    place.check(resume=resume, overwrite=overwrite)
     accelerator = choose_device(device, precision)
-    with doing(progress, "loading the model"):
-        checkpoint = load_checkpoint(
-            reference, arch=arch, num_classes=num_classes, allow_pickle=allow_pickle, token=token
-        )
-    with doing(progress, "loading the data"):
-        start = prepare_start(checkpoint, data, recipe.data, head=head, seed=recipe.finetune.seed, token=token)
-    run = _Run(recipe, checkpoint, start, place, accelerator, workers, progress, {"record": record}, command)
-    with place.tidying():
-        run.introduce(resume)
+    with place.held(resume=resume, overwrite=overwrite, lock=lock):
+        with doing(progress, "loading the model"):
+            checkpoint = load_checkpoint(
+                reference, arch=arch, num_classes=num_classes, allow_pickle=allow_pickle, token=token
+            )
+        with doing(progress, "loading the data"):
+            start = prepare_start(checkpoint, data, recipe.data, head=head, seed=recipe.finetune.seed, token=token)
+        run = _Run(recipe, checkpoint, start, place, accelerator, workers, progress, {"record": record}, command)
+        run.introduce(resume, overwrite)
         result = run.measure(run.train(record))
         run.save(result)
-    return result
+        return result
 
 
 @dataclass(frozen=True)
@@ -114,23 +115,21 @@ class _Run:
     """Other options that decide about the result."""
     command: str = ""
 
-    def introduce(self, resume: bool) -> None:
+    def introduce(self, resume: bool, overwrite: bool) -> None:
         """Say what will be done, and make a place for it."""
         start = self.start
         for note in (*start.data.notes, f"head: {start.head} ({start.why})"):
             self.progress.say(note)
 
         def begin() -> None:
-            self.place.open(self._key(), resume=resume)
+            self.place.open(self.key, resume=resume, overwrite=overwrite, say=self.progress.say)
             self._save_model(start.model)  # what cannot be saved should fail before the training, not after it
 
-        self.accelerator.wait_for_everyone()
         in_main_process(begin)
 
     def train(self, record: int | None) -> History:
         data, options = self.start.data, self._options()
-        # In the result from the start on: the trajectory is part of it, and is found there by a run that goes on.
-        recorder = TrajectoryRecorder(self.place.result / "trajectory", record) if record is not None else None
+        recorder = TrajectoryRecorder(self._trajectory, record) if record is not None else None
 
         def score(model: nn.Module, step: int) -> float:
             return self._score(model, data.validation).top1
@@ -160,18 +159,18 @@ class _Run:
         in_main_process(lambda: self._write(result))
 
     def _write(self, result: TrainResult) -> None:
-        folder, start = self.place.result, self.start
+        folder, start = self.place.fresh_result(), self.start
         self._save_model(result.model)
         try:
             save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
             self.recipe.save(folder / "recipe.yaml")
-            with atomic_path(folder / "finetune.json") as temporary:
-                temporary.write_text(json.dumps(result.document, indent=2, ensure_ascii=False) + "\n", "utf-8")
-            with atomic_path(folder / "README.md") as temporary:
-                temporary.write_text(card_of_tuning(result.document, self.checkpoint, folder), "utf-8")
+            write_json(folder / "finetune.json", result.document)
+            write_text(folder / "README.md", card_of_tuning(result.document, self.checkpoint, folder))
+            if self._trajectory.is_dir():
+                copy_folder(self._trajectory, folder / _TRAJECTORY)  # not moved: it may still be needed to resume
         except (OSError, SafetensorError) as error:
             raise PortError(f"cannot write to '{folder}': {error}") from error
-        self.place.publish()
+        self.place.finish()
 
     def _save_model(self, model: nn.Module) -> None:
         save_model(
@@ -200,7 +199,12 @@ class _Run:
         steps = options.total_steps(len(self.start.data.train))
         return replace(options, checkpoint_every=options.checkpoint_every or -(-steps // _CHECKPOINTS))
 
-    def _key(self) -> dict[str, Any]:
+    @property
+    def _trajectory(self) -> Path:
+        return self.place.hidden / _TRAJECTORY
+
+    @cached_property
+    def key(self) -> dict[str, Any]:
         """All that the result depends on."""
         options = asdict(self.recipe.finetune)
         del options["checkpoint_every"]
@@ -211,6 +215,7 @@ class _Run:
             "head": self.start.head,
             "precision": str(self.accelerator.mixed_precision),
             **self.more,
+            ENVIRONMENT: describe_environment(),
         }
 
     def _document(self, history: History, validation: float | None, test: Score) -> dict[str, Any]:
@@ -251,6 +256,7 @@ class _Run:
                 "recipe": self.recipe.to_dict(),
             },
             "command": self.command,
+            "run": self.key,
             "versions": list_versions(),
         }
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import hf_retarget
 
 _LIBRARIES = ("torch", "timm", "datasets", "accelerate", "safetensors", "numpy", "scipy")
 _OPTIONAL = ("transformers",)
+
+
+def describe_environment() -> dict[str, Any]:
+    """What the bits of a result depend on besides the inputs: versions, and the threads that share a sum."""
+    import torch
+
+    return {**list_versions(), "threads": torch.get_num_threads()}
 
 
 def list_versions() -> dict[str, str]:

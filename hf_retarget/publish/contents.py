@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from fnmatch import fnmatch
 from pathlib import Path
 
 from hf_retarget.errors import PublishError
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 CONFIG, WEIGHTS, INDEX, CARD = "config.json", "model.safetensors", "model.safetensors.index.json", "README.md"
 
@@ -83,7 +83,7 @@ def shows_private_images(folder: Path) -> bool:
         False
     """
     try:
-        document = json.loads((folder / "port.json").read_text(encoding="utf-8"))
+        document = read_json(folder / "port.json", MAX_DOCUMENT_BYTES)
         return bool(document.get("samples")) and document["inputs"]["data"]["revision"] is None
     except FileNotFoundError:
         return False
@@ -113,7 +113,7 @@ def _check_finished(folder: Path) -> None:
             "name a folder that 'hf-retarget port' or 'finetune' has made"
         )
     try:
-        json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        read_json(folder / CONFIG)
         for path in _weight_files(folder):
             read_names(path)
     except (OSError, ValueError, KeyError) as error:
@@ -123,7 +123,7 @@ def _check_finished(folder: Path) -> None:
 def _weight_files(folder: Path) -> list[Path]:
     if not (folder / INDEX).is_file():
         return [folder / WEIGHTS]
-    shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+    shards = read_json(folder / INDEX)["weight_map"].values()
     return [folder / Path(name).name for name in sorted(set(shards))]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hf_retarget.errors import PublishError
-from hf_retarget.hub import ask, explained
+from hf_retarget.hub import ask, clean_token, explained
 
 _TOKEN = "log in (hf auth login), set HF_TOKEN, or give --token"
 
@@ -48,6 +48,7 @@ def check_destination(destination: Destination) -> Destination:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is, but not by name
 
+    destination = replace(destination, token=clean_token(destination.token))
     name = destination.repository
     try:
         validate_repo_id(name)

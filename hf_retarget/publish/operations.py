@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from hf_retarget.publish.card import address_card
 from hf_retarget.publish.contents import CARD
 from hf_retarget.publish.destination import Destination
 from hf_retarget.publish.paths import shorten_file
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -34,7 +34,7 @@ def make_operations(files: Mapping[str, Path], destination: Destination) -> dict
 
     def content(name: str, path: Path) -> str | bytes:
         if name == CARD:
-            return address_card(path.read_text("utf-8"), destination.repository, destination.revision).encode()
+            return address_card(read_bytes(path).decode(), destination.repository, destination.revision).encode()
         return _shortened(name, path, command) if name in TELLING else str(path)
 
     return {name: CommitOperationAdd(name, content(name, path)) for name, path in files.items()}
@@ -57,7 +57,7 @@ def is_same(operation: CommitOperationAdd, digest: str | None) -> bool:
 
 def _shortened(name: str, path: Path, command: str) -> str | bytes:
     try:
-        before = path.read_text("utf-8")
+        before = read_bytes(path, MAX_DOCUMENT_BYTES).decode()
     except UnicodeDecodeError:
         return str(path)
     after = shorten_file(name, before, command)
@@ -67,6 +67,6 @@ def _shortened(name: str, path: Path, command: str) -> str | bytes:
 def _command(port: Path | None) -> str:
     """The command line that the report shows, too."""
     try:
-        return str(json.loads(port.read_text("utf-8"))["command"]) if port else ""
+        return str(read_json(port, MAX_DOCUMENT_BYTES)["command"]) if port else ""
     except (KeyError, TypeError, ValueError):
         return ""

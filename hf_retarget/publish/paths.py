@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
+
+from hf_retarget.files import to_json
+from hf_retarget.untrusted import parse_json, parse_yaml
 
 _COMMAND = "command"
 
@@ -75,11 +77,11 @@ def shorten_file(name: str, text: str, command: str = "") -> str:
     if name.endswith(".html"):
         return text.replace(str(escape(command)), str(escape(shorten_command(command)))) if command else text
     try:
-        before = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+        before = parse_json(text) if name.endswith(".json") else parse_yaml(text)
     except (ValueError, yaml.YAMLError):
         return text
     if (after := shorten_all(before)) == before:
         return text
     if name.endswith(".json"):
-        return json.dumps(after, indent=2, ensure_ascii=False) + "\n"
+        return to_json(after) + "\n"
     return yaml.safe_dump(after, sort_keys=False, allow_unicode=True, width=120)

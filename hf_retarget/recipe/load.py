@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import yaml
 from hf_retarget.errors import RecipeError
 from hf_retarget.recipe.field import nearest
 from hf_retarget.recipe.recipe import Recipe
+from hf_retarget.untrusted import read_yaml
 
 _PACKAGE = Path(__file__).parent.parent
 _SUFFIXES = (".yaml", ".yml")
@@ -122,26 +123,15 @@ def _locate(reference: str | Path, preset: str | None) -> tuple[Path, str | None
     return _folder() / f"{text}.yaml", preset
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe, and strict: a key that is there twice is a mistake, not an update."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key '{twice}' is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _read(path: Path) -> tuple[Recipe, dict[str, Recipe]]:
     """The recipe of a file and all its presets; every one is read, so that a typo shows whichever is used."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        document = read_yaml(path)
     except FileNotFoundError:
         raise RecipeError(
             f"there is no recipe file '{path}'; see 'hf-retarget recipes list' for those we have"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RecipeError(f"cannot read the recipe '{path}': {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

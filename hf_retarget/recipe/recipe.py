@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_retarget.data.options import DataOptions
 from hf_retarget.errors import RecipeError, RetargetError
-from hf_retarget.files import atomic_path
+from hf_retarget.files import write_text
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.recipe.field import Field, fields_of, nearest
 from hf_retarget.recipe.options import PortOptions
@@ -95,8 +95,7 @@ class Recipe:
 
     def save(self, path: str | Path) -> None:
         """Write it as YAML, wholly or not at all."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(self.to_yaml(), encoding="utf-8")
+        write_text(path, self.to_yaml())
 
 
 def _keys() -> list[str]:

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from hf_retarget.files import atomic_path
+from hf_retarget.files import write_text
 from hf_retarget.recipe.field import Field
 from hf_retarget.recipe.load import load_recipe, preset_names, recipe_names
 from hf_retarget.recipe.recipe import SECTIONS, fields
@@ -51,5 +51,4 @@ def renew(page: str) -> str:
 if __name__ == "__main__":
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/recipes.md")
     page = renew(path.read_text(encoding="utf-8"))
-    with atomic_path(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(path, page)

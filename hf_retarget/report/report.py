@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.files import atomic_path
+from hf_retarget.files import write_text
 from hf_retarget.report import captions
 from hf_retarget.report.chart import Chart
 from hf_retarget.report.classes import (
@@ -77,8 +77,8 @@ class Report:
         for chart in self.charts:
             chart.save(Path(folder) / "figures")
         if self.graph:
-            _write(Path(folder) / "figures" / "graph.svg", self.graph)
-        _write(Path(folder) / "report.html", self.html)
+            write_text(Path(folder) / "figures" / "graph.svg", self.graph)
+        write_text(Path(folder) / "report.html", self.html)
 
 
 def compose_report(
@@ -133,8 +133,3 @@ def _attempt(name: str, make: Callable[[], Any], problems: list[str]) -> Any:
     except Exception as error:  # a picture is no reason to lose a port; that it is missing is said
         problems.append(f"{name}: {type(error).__name__}: {error}")
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -220,7 +220,7 @@ def test_bad_folders(tmp_path, save):
     rewrite(tmp_path, architecture="os:system", model_args={"command": "false"})
     with pytest.raises(ModelError, match="if you trust it, say --arch os:system"):
         load_checkpoint(tmp_path)
-    rewrite(tmp_path, architecture=None, model_type="vit")
+    rewrite(tmp_path, architecture=None, model_type="vit", model_args=None)
     with pytest.raises(ModelError, match=r"missing \(first: vit\."):
         load_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{")

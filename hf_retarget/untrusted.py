@@ -1,0 +1,182 @@
+"""Files of strangers: bounded before they are parsed, plain values after, and harmless on a terminal.
+
+Whatever comes from the Hub, from a colleague or from a download folder is read here: configurations, recipes, cards,
+graphs, documents of finished ports. The limits are far above any honest file and far below what hurts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_CONFIG_BYTES = 16 << 20
+"""config.json, an index of shards, a recipe, a card: 21,843 labels of ImageNet-21k take 2 MB."""
+MAX_DOCUMENT_BYTES = 256 << 20
+"""graph.json, port.json, plane.json: what this package writes about large models."""
+MAX_NESTING = 50
+"""Levels of lists and objects inside each other."""
+MAX_ENTRIES = 100_000
+"""Entries of a YAML document, each alias counted as what it stands for."""
+MAX_INTEGER = 2**63 - 1
+"""What torch, numpy and safetensors can count to."""
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but for line feed and tab, and marks that turn the direction of text."""
+
+
+def read_bytes(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> bytes:
+    """The content of a regular file of bounded size; ValueError says what is wrong with any other, OSError as usual.
+
+    Example:
+        >>> read_bytes("/dev/zero")
+        Traceback (most recent call last):
+        ValueError: it is not a regular file
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not keep us waiting
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is not a regular file")
+        if about.st_size > limit:
+            raise ValueError(f"it has {about.st_size:,} bytes, and at most {limit:,} are read")
+        return file.read(limit + 1)[:limit]
+
+
+def read_json(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> Any:
+    """A JSON file as plain values; ValueError says what is wrong with it."""
+    return parse_json(read_bytes(path, limit).decode("utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """A JSON text as plain values, without NaN, huge integers or bottomless nesting.
+
+    Example:
+        >>> parse_json('{"depth": 12}'), parse_json("[" * 100 + "]" * 100)
+        Traceback (most recent call last):
+        ValueError: it is nested more than 50 levels deep
+    """
+    try:
+        value = json.loads(text, parse_int=_bounded_int, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_NESTING} levels deep") from None
+    _check_nesting(value)
+    return value
+
+
+def read_yaml(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> Any:
+    """A YAML file as plain values; ValueError or `yaml.YAMLError` says what is wrong with it."""
+    return parse_yaml(read_bytes(path, limit).decode("utf-8"))
+
+
+def parse_yaml(text: str) -> Any:
+    """A YAML text as plain values. Aliases may not multiply it beyond `MAX_ENTRIES`, and no key may be there twice.
+
+    Example:
+        >>> parse_yaml("port: {steps: 10}")
+        {'port': {'steps': 10}}
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _measure(node, {}, 0)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_NESTING} levels deep") from None
+
+
+def split_card(text: str) -> tuple[Any, str]:
+    """The YAML at the head of a README.md, as plain values (None without one), and the text below it.
+
+    Example:
+        >>> split_card("---\\nlicense: mit\\n---\\n# Birds\\n")
+        ({'license': 'mit'}, '# Birds\\n')
+    """
+    match = re.match(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", text, re.DOTALL)
+    return (parse_yaml(match[1]), text[match.end() :]) if match else (None, text)
+
+
+def plain(text: object) -> str:
+    """Text that a terminal shows as it is: control characters and direction marks become visible escapes.
+
+    Example:
+        >>> plain("cat\\x1b[2J\\u202e")
+        'cat\\\\x1b[2J\\\\u202e'
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 20 or abs(int(digits)) > MAX_INTEGER:
+        raise ValueError(f"the number {digits[:20]}… is beyond {MAX_INTEGER}")
+    return int(digits)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number that JSON knows")
+
+
+def _check_nesting(value: Any) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+
+
+def _measure(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+    """How many entries a node stands for, aliases counted each time they occur."""
+    if depth > MAX_NESTING:
+        raise ValueError(f"it is nested more than {MAX_NESTING} levels deep, or contains itself")
+    if id(node) in known:
+        return known[id(node)]
+    inner = [each for pair in node.value for each in pair] if isinstance(node, yaml.MappingNode) else []
+    if isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    known[id(node)] = total = 1 + sum(_measure(each, known, depth + 1) for each in inner)
+    if total > MAX_ENTRIES:
+        raise ValueError(f"it has more than {MAX_ENTRIES:,} entries, aliases counted as what they stand for")
+    return total
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, and strict: a key that is there twice is a mistake, not an update."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"the key '{key.value}' is there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > 80:  # before it is read: huge numbers take long
+        raise yaml.constructor.ConstructorError(None, None, "the number is too long", node.start_mark)
+    value: int = yaml.SafeLoader.construct_yaml_int(loader, node)
+    if abs(value) > MAX_INTEGER:
+        raise yaml.constructor.ConstructorError(None, None, f"{value} is beyond {MAX_INTEGER}", node.start_mark)
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
