@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hf_retarget.errors import DataError
+from hf_retarget.errors import DataError, NotFiniteError
 from hf_retarget.progress import SILENT, Progress
 
 Batch = tuple[Any, Tensor]
@@ -74,11 +74,17 @@ def reset_batchnorm(
             seen += 1
         if not seen:
             raise DataError("there are no minibatches to reset BatchNorm with; give at least one")
+        if broken := next((name for name, norm in norms.items() if not _is_finite(norm)), None):
+            raise NotFiniteError(f"the statistics of BatchNorm '{broken}' became infinite: its inputs are too large")
     return BatchNormReset(before, {name: _summary(norm) for name, norm in norms.items()}, seen)
 
 
 def _keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def _is_finite(norm: nn.Module) -> bool:
+    return all(bool(norm.get_buffer(name).isfinite().all()) for name in ("running_mean", "running_var"))
 
 
 def _summary(norm: nn.Module) -> Statistics:

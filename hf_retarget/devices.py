@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -90,6 +91,14 @@ def from_main_process(value: T) -> T:
         broadcast_object_list(told)
         return told[0]
     return value
+
+
+def leave(code: int) -> None:
+    """End this process, one of several, at once: torch's own threads may abort one that ends as usual."""
+    _part()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _part() -> None:

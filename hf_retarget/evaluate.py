@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hf_retarget.errors import DataError, ModelError
+from hf_retarget.errors import DataError, ModelError, NotFiniteError
 from hf_retarget.progress import SILENT, Progress
 
 Batch = tuple[Any, Tensor]
@@ -53,7 +53,7 @@ def evaluate(
     """Score a model on labelled batches.
 
     With several processes each runs every n-th batch; all get the same score, and the same as one process alone.
-    Of classes that score equally, the first is predicted.
+    Of classes that score equally, the first is predicted. A model that answers with NaN is an error.
 
     Example:
         >>> score = evaluate(nn.Identity(), [(torch.eye(3), torch.tensor([0, 1, 1]))], classes=3)
@@ -77,12 +77,16 @@ def evaluate(
                     output = model(inputs.to(device))
                     losses[-1] = float(loss(output, answers.to(device))) * len(answers)
                 ranked[-1] = _best(output, classes)
+                losses[-1] = math.nan if output.isnan().any() else losses[-1]
     if not labels:
         raise DataError("there are no images to evaluate on; is the split empty?")
     # What other processes did is zero here, and x + 0 is exactly x: the sums below do not see who did what.
     both = [torch.cat(ranked), torch.tensor(losses, dtype=torch.float64)]
     if accelerator is not None and processes > 1:
         both = [accelerator.reduce(each.to(device), "sum").cpu() for each in both]
+    if (broken := both[1].isnan()).any():  # in all processes alike
+        batch = int(broken.nonzero()[0, 0])
+        raise NotFiniteError(f"the model answers images of batch {batch + 1} with NaN: its weights are broken")
     return _score(torch.cat(labels), both[0], both[1].tolist(), classes)
 
 

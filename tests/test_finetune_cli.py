@@ -106,7 +106,7 @@ def test_an_interrupted_run_says_how_to_go_on(base, tmp_path, monkeypatch):
 
     monkeypatch.setattr(import_module("hf_retarget.pipeline.train"), "finetune", interrupt)
     result = run("finetune", base, *TRAIN, "--out", str(tmp_path / "tuned"))
-    assert result.exit_code == 1
+    assert result.exit_code == 130
     assert "interrupted; the same command with --resume goes on" in result.stderr
     assert not (tmp_path / "tuned").exists()
 

@@ -157,7 +157,7 @@ def test_an_interrupted_run_goes_on(models, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(port, "measure", interrupt)
     stopped = run(*arguments)
-    assert stopped.exit_code == 1
+    assert stopped.exit_code == 130
     assert stopped.stderr.splitlines()[-1] == "Error: interrupted; the same command goes on"
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".all.work"]
     monkeypatch.setattr(port, "measure", measure)

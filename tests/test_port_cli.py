@@ -316,7 +316,7 @@ def test_an_interrupted_port_says_how_to_go_on(trio, tmp_path):
     wait_for(tmp_path / ".ported.work" / "progress.json", running)
     running.send_signal(signal.SIGINT)
     text, errors = running.communicate(timeout=200)
-    assert (running.returncode, text) == (1, "")
+    assert (running.returncode, text) == (130, "")
     assert errors.splitlines()[-1].startswith("Error: interrupted; the same command with --resume goes on")
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == [".ported.work"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,17 @@ __all__ = ["main"]
 
 class _Commands(click.Group):
     """The one place where errors become messages: a known one is a readable line, exit code 1."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run, and end several processes without what torch does last, which may abort them."""
+        try:
+            return super().main(*arguments, **options)
+        except SystemExit as end:
+            if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "torch" in sys.modules:
+                from hf_retarget.devices import leave
+
+                leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; show the traceback of a known error only with ``--debug``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.port import describe_command
+from hf_retarget.cli.port import describe_command, describe_data
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
@@ -100,8 +99,7 @@ def finetune(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet:
-        folder = shlex.quote(str(options["out"]))
-        echo(f"Next: hf-retarget evaluate {folder} --data {folder}/recipe.yaml", err=True)
+        echo(f"Next: hf-retarget evaluate {describe_data(options['out'], recipe)}", err=True)
 
 
 def _describe(document: dict[str, Any], folder: Path) -> list[tuple[str, str]]:

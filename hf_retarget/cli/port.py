@@ -123,8 +123,19 @@ def port(
         print_pushed(pushed["pushed"])
     if not quiet:
         echo(f"Look: {out}/report.html", err=True)
-        folder = shlex.quote(str(out))
-        echo(f"Next: hf-retarget finetune {folder} --data {folder}/recipe.yaml --steps 200 --out …", err=True)
+        echo(f"Next: hf-retarget finetune {describe_data(out, recipe)} --steps 200 --out …", err=True)
+
+
+def describe_data(folder: Path | None, recipe: Recipe) -> str:
+    """A finished folder and the data it was made with, as arguments of the next command.
+
+    The recipe in the folder has only the last part of a path, so that it can be given to others.
+    """
+    from hf_retarget.publish.paths import shorten_path
+
+    place, reference = shlex.quote(str(folder)), recipe.data.reference
+    here = f" --data-reference {shlex.quote(reference)}" if shorten_path(reference) != reference else ""
+    return f"{place} --data {place}/recipe.yaml{here}"
 
 
 def describe_command(arguments: list[str]) -> str:

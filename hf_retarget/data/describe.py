@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hf_retarget.data.files import check_hub_card
 from hf_retarget.data.labels import Names, number_labels, select_classes
 from hf_retarget.data.load import is_on_hub, open_source
 from hf_retarget.data.options import DataOptions
 from hf_retarget.data.source import Source, choose_splits
-from hf_retarget.data.tables import ask_hub, find_columns, try_loading
+from hf_retarget.data.tables import ask_hub, find_builder, find_columns, try_loading
 from hf_retarget.errors import DataError
 from hf_retarget.hub import clean_token
 
@@ -62,11 +63,10 @@ def _chosen(names: Names | None, count: int | None, options: DataOptions) -> tup
 
 
 def _on_hub(reference: str, options: DataOptions, token: str | None) -> DataFacts:
-    from datasets import load_dataset_builder
-
     name, _, revision = reference.partition("@")
     asked, token = revision or options.revision, clean_token(token)
-    load = partial(load_dataset_builder, name, name=options.config, revision=asked, token=token)
+    try_loading(partial(check_hub_card, name, asked, token), f"dataset '{name}' cannot be found on the Hub")
+    load = partial(find_builder, name, options.config, asked, token)
     builder = try_loading(partial(ask_hub, load, name), f"dataset '{name}' cannot be found on the Hub")
     info = builder.info
     splits = {split: (about.num_examples or None) for split, about in (info.splits or {}).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from pathlib import Path
 
-from hf_retarget.data.rows import FileRows
+from hf_retarget.data.rows import FORMATS, FileRows
 from hf_retarget.data.source import SPLITS, Source
 from hf_retarget.errors import DataError
 
@@ -69,7 +69,7 @@ def _folders(folder: Path) -> list[Path]:
 def _suffixes() -> frozenset[str]:
     from PIL import Image
 
-    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN)
+    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
 
 
 def _name_strangers(folder: Path, strangers: list[Path]) -> str:

@@ -225,4 +225,6 @@ def _seed_all(seed: int) -> None:
 
 
 def _complaint(rows: Rows, row: int, error: Exception) -> str:
-    return f"{rows.name(row)}: {error or type(error).__name__}"
+    # An error of the system names the whole path, which is nobody's business who reads a report.
+    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{rows.name(row)}: {words or type(error).__name__}"

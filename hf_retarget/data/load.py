@@ -102,7 +102,7 @@ def open_source(
         return tables.open_files([path], path.name, options)
     if glob.has_magic(text):
         if found := sorted(Path(each) for each in glob.glob(str(path), recursive=True)):
-            return tables.open_files(found, text, options)
+            return tables.open_files(found, path.name, options)
         raise DataError(f"no file matches '{text}'")
     if is_on_hub(text):
         return _open_hub(text, options, token)

@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hf_retarget.errors import DataError
+from hf_retarget.untrusted import read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,6 +24,12 @@ _READ_SOME = 2_000  # beyond, about so many, evenly spaced
 _AT_ONCE = 500
 _SMALL = 64 * 2**20  # bytes
 _ORIENTATION = 0x0112  # the number of this EXIF entry
+
+
+MAX_IMAGE_BYTES = 256 << 20
+"""Of one picture."""
+FORMATS = ("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+"""Pictures that are decoded. Of the others that PIL knows, some call programs (EPS) or are no pictures at all."""
 
 
 class Rows(Protocol):
@@ -61,6 +68,8 @@ class TableRows:
     image_column: str
     label_column: str
     names: tuple[str, ...] | None
+    places: tuple[Path, ...] | None = None
+    """Folders below which a row may name a file instead of holding it; None if the table is one of Python's own."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -83,17 +92,33 @@ class TableRows:
         cell = self._cells[row]
         if not cell or (cell["bytes"] is None and not cell["path"]):
             raise ValueError("there is no picture")
-        return open_image(cell["path"] if cell["bytes"] is None else cell["bytes"])
+        return open_image(self._locate(cell["path"]) if cell["bytes"] is None else cell["bytes"])
 
     def name(self, row: int) -> str:
         """The row's number, and the file it came from if the table knows."""
         cell = self._cells[row]
-        return f"row {row}" + (f" ({cell['path']})" if cell and cell["path"] else "")
+        return f"row {row}" + (f" ({Path(cell['path']).name})" if cell and cell["path"] else "")
 
     def raw(self, rows: Sequence[int]) -> list[bytes]:
         """The encoded pictures; of those outside the table, the file's bytes."""
         cells = self.dataset[list(rows)][self.image_column]
-        return [(cell["bytes"] or _bytes_of(cell["path"])) if cell else b"" for cell in cells]
+        return [(cell["bytes"] or self._file_of(cell["path"])) if cell else b"" for cell in cells]
+
+    def _file_of(self, path: str | None) -> bytes:
+        try:
+            return _bytes_of(self._locate(path)) if path else b""
+        except ValueError:
+            return b""
+
+    def _locate(self, path: str) -> Path:
+        """The file that a row names, if it may: a table of a stranger must not read what else is on this machine."""
+        if self.places is None:
+            return Path(path)
+        for place in self.places:
+            below = (place / path).resolve()
+            if below.is_relative_to(place.resolve()):
+                return below
+        raise ValueError("the row holds no picture, but names a file outside the data")
 
 
 @dataclass(frozen=True)
@@ -164,12 +189,26 @@ class ItemRows:
 
 def open_image(data: bytes | str | Path) -> Image:
     """Decode a picture and turn it as its EXIF orientation says, as `datasets` does; raises whatever PIL does."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
-    with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as picture:
-        picture.load()
-        turned = picture.getexif().get(_ORIENTATION, 1) != 1
-        return ImageOps.exif_transpose(picture) if turned else picture
+    content = data if isinstance(data, bytes) else read_bytes(data, MAX_IMAGE_BYTES)
+    if len(content) > MAX_IMAGE_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes, and at most {MAX_IMAGE_BYTES:,} are read")
+    try:
+        with Image.open(io.BytesIO(content), formats=_formats()) as picture:
+            picture.load()
+            turned = picture.getexif().get(_ORIENTATION, 1) != 1
+            return ImageOps.exif_transpose(picture) if turned else picture
+    except UnidentifiedImageError:
+        raise ValueError("it is no image that can be read") from None
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    from PIL import Image
+
+    Image.init()  # else PIL does not know all of them
+    return tuple(each for each in FORMATS if each in Image.OPEN)
 
 
 def as_image(value: Any) -> Image:
@@ -218,8 +257,8 @@ def digest_rows(rows: Rows) -> str:
 
 def _bytes_of(path: str | Path | None) -> bytes:
     try:
-        return Path(path).read_bytes() if path else b""
-    except OSError:  # `Split` names it when the picture is needed
+        return read_bytes(path, MAX_IMAGE_BYTES) if path else b""
+    except (OSError, ValueError):  # `Split` names it when the picture is needed
         return b""
 
 

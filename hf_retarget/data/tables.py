@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hf_retarget.data.files import check_card, check_files, check_hub_card, drop_damaged, hub_places
 from hf_retarget.data.labels import suggest
 from hf_retarget.data.options import DataOptions
 from hf_retarget.data.rows import TableRows
@@ -20,6 +21,7 @@ from hf_retarget.hub import GaveUp, ask, clean_token, describe_gate, explain, fi
 IMAGE_COLUMNS = ("image", "img", "images", "picture", "photo")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
 KINDS = {".parquet": "parquet", ".arrow": "arrow"}
+_FOLDERS = ("imagefolder",)  # builders whose rows name files
 
 
 def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
@@ -28,14 +30,38 @@ def open_hub(reference: str, options: DataOptions, token: str | None = None) -> 
     Example:
         >>> open_hub("uoft-cs/cifar10", DataOptions()).revision      # doctest: +SKIP
     """
-    from datasets import load_dataset
-
     name, _, revision = reference.partition("@")
     asked, token = revision or options.revision, clean_token(token)
-    load = partial(load_dataset, name, name=options.config, revision=asked, token=token)
     failure = f"dataset '{name}' cannot be loaded from the Hub"
-    tables = _splits_of(try_loading(partial(ask_hub, load, name), failure, bars=sys.stderr.isatty()))
-    return open_tables(name, tables, options, revision=_commit(tables) or asked)
+    try_loading(partial(check_hub_card, name, asked, token), failure)
+    load = partial(_load_from_hub, name, options.config, asked, token)
+    builder = try_loading(partial(ask_hub, load, name), failure, bars=sys.stderr.isatty())
+    tables = _splits_of(try_loading(builder.as_dataset, failure))
+    places = hub_places(name) if builder.name in _FOLDERS else ()  # the rows of a table must hold their pictures
+    return open_tables(name, tables, options, revision=_commit(tables) or asked, places=places)
+
+
+def find_builder(name: str, config: str | None, revision: str | None, token: str | None) -> Any:
+    """What `datasets` would load a dataset of the Hub with, before anything but its card is downloaded."""
+    from datasets import load_dataset_builder
+
+    builder = load_dataset_builder(name, name=config, revision=revision, token=token)
+    if builder.name == "cache":
+        return builder  # the Hub is out of reach: what was prepared before
+    check_files(builder, lambda file: file.startswith(f"hf://datasets/{name}@"), name)
+    return builder
+
+
+def _load_from_hub(name: str, config: str | None, revision: str | None, token: str | None) -> Any:
+    """Download a dataset and prepare it; once more if bytes did not arrive as the Hub has them."""
+    builder = find_builder(name, config, revision, token)
+    there = Path(builder.cache_dir).exists()
+    builder.download_and_prepare()
+    if not there and drop_damaged(builder, name):
+        builder.download_and_prepare(download_mode="force_redownload")
+        if drop_damaged(builder, name):
+            raise DataError(f"files of dataset '{name}' do not have the hashes that the Hub names; try again later")
+    return builder
 
 
 def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source:
@@ -51,7 +77,8 @@ def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source
     if kinds or kind is None:
         raise DataError(f"'{name}' is not all parquet or all arrow files; choose files of one kind")
     load = partial(load_dataset, kind, data_files=[str(path.resolve()) for path in paths])
-    return open_tables(name, _splits_of(try_loading(load, f"'{name}' cannot be read")), options)
+    tables = _splits_of(try_loading(load, f"'{name}' cannot be read"))
+    return open_tables(name, tables, options, places=tuple({path.resolve().parent for path in paths}))
 
 
 def open_table_folder(folder: Path, options: DataOptions) -> Source:
@@ -61,15 +88,26 @@ def open_table_folder(folder: Path, options: DataOptions) -> Source:
         >>> sorted(open_table_folder(Path("cifar10"), DataOptions()).splits)      # doctest: +SKIP
         ['test', 'train']
     """
-    from datasets import load_dataset, load_from_disk
+    from datasets import load_dataset_builder, load_from_disk
 
-    place = str(folder.resolve())
+    folder = folder.resolve()
+    place = str(folder)
     saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
     # `datasets` would join them all; a README may say what belongs together.
     if not saved and not (folder / "README.md").exists() and len(several := _datasets_in(folder)) > 1:
         raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, several[:5]))}; give one of them")
-    load = partial(load_from_disk, place) if saved else partial(load_dataset, place, name=options.config)
-    return open_tables(folder.name, _splits_of(try_loading(load, f"'{folder}' cannot be read")), options)
+
+    def prepare() -> Any:
+        if saved:
+            return load_from_disk(place)
+        check_card(folder / "README.md", f"'{folder}'")
+        builder = load_dataset_builder(place, name=options.config)
+        check_files(builder, lambda file: Path(file).resolve().is_relative_to(folder), str(folder))
+        builder.download_and_prepare()
+        return builder.as_dataset()
+
+    tables = _splits_of(try_loading(prepare, f"'{folder}' cannot be read"))
+    return open_tables(folder.name, tables, options, places=(folder,))
 
 
 def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
@@ -84,20 +122,27 @@ def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
     from datasets import Dataset
 
     tables = {path.stem: Dataset(pq.read_table(path)) for path in sorted(folder.glob("*.parquet"))}
-    return open_tables(name, tables, options)
+    return open_tables(name, tables, options, places=())
 
 
-def open_tables(name: str, tables: Mapping[str, Any], options: DataOptions, *, revision: str | None = None) -> Source:
-    """Splits that are `datasets.Dataset` already.
+def open_tables(
+    name: str,
+    tables: Mapping[str, Any],
+    options: DataOptions,
+    *,
+    revision: str | None = None,
+    places: tuple[Path, ...] | None = None,
+) -> Source:
+    """Splits that are `datasets.Dataset` already; rows may name files below `places` (anywhere, if None).
 
     Example:
         >>> open_tables("pets", {"train": dataset}, DataOptions())      # doctest: +SKIP
     """
-    splits = {split: partial(open_rows, table, options) for split, table in tables.items()}
+    splits = {split: partial(open_rows, table, options, places) for split, table in tables.items()}
     return Source(name, splits, revision)
 
 
-def open_rows(table: Any, options: DataOptions) -> TableRows:
+def open_rows(table: Any, options: DataOptions, places: tuple[Path, ...] | None = None) -> TableRows:
     """Find the columns of images and of labels.
 
     Example:
@@ -109,7 +154,7 @@ def open_rows(table: Any, options: DataOptions) -> TableRows:
     table = table.with_format(None)
     image, label = find_columns(table.features, options)
     names = tuple(table.features[label].names) if isinstance(table.features[label], datasets.ClassLabel) else None
-    return TableRows(table.cast_column(image, datasets.Image(decode=False)), image, label, names)
+    return TableRows(table.cast_column(image, datasets.Image(decode=False)), image, label, names, places)
 
 
 def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str]:

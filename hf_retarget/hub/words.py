@@ -16,8 +16,8 @@ def clean_token(token: str | None) -> str | None:
         >>> clean_token("hf_abc\n")
         'hf_abc'
     """
-    if token is None:
-        return None
+    if not isinstance(token, str):
+        return token  # False: the client takes none at all
     stripped = token.strip()
     if not stripped:
         return None

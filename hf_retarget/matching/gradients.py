@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.devices import from_main_process
-from hf_retarget.errors import MatchError
+from hf_retarget.errors import MatchError, NotFiniteError
 from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.graph.trace import clear_caches
 from hf_retarget.locks import lock_entry
@@ -103,7 +103,10 @@ class Gradients:
         for name in wanted:
             if self.accelerator is not None and processes > 1:
                 sums[name] = self.accelerator.reduce(sums[name], "sum")
-        return {name: (added / seen).float().cpu() for name, added in sums.items()}
+        found = {name: (added / seen).float().cpu() for name, added in sums.items()}
+        if broken := next((name for name, gradient in found.items() if not gradient.isfinite().all()), None):
+            raise NotFiniteError(f"the gradient of '{broken}' is NaN or infinite")
+        return found
 
     def _accumulate(
         self, leaves: dict[str, Tensor], wanted: list[str], inputs: Any, labels: Tensor, sums: dict[str, Tensor]

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.errors import ModelError
-from hf_retarget.hub import GaveUp, ask, explained
+import yaml
+
+from hf_retarget.errors import ModelError, RetargetError
+from hf_retarget.hub import GaveUp, ask, explained, fetch_whole, is_whole
 from hf_retarget.models.config import CONFIG, read_config
 from hf_retarget.models.header import write_hollow
 from hf_retarget.models.library import find_library
 from hf_retarget.models.read import INDEX, PICKLE, SAFE, pickle_only, shard_names
+from hf_retarget.untrusted import read_bytes, split_card
 
 _OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}
 """Which files may hold the weights if one is not there."""
@@ -89,11 +92,10 @@ def fetch_card(repository: str, commit: str | None, token: str | None) -> Path |
         >>> fetch_card("timm/resnet18.a1_in1k", None, token=None).name      # doctest: +SKIP
         'README.md'
     """
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
 
-    known = try_to_load_from_cache(repository, "README.md", revision=commit)
-    if known is not None:
-        return Path(known) if isinstance(known, str) else None  # it is known not to be there
+    if try_to_load_from_cache(repository, "README.md", revision=commit) is _CACHED_NO_EXIST:
+        return None  # it is known not to be there
     try:
         return _download(repository, "README.md", commit, token)
     except ModelError:
@@ -125,16 +127,33 @@ def read_licence(card: Path) -> dict[str, str]:
 
 
 def _read_card(card: Path) -> dict[str, Any]:
-    from huggingface_hub import ModelCard
-
     try:
-        return dict(ModelCard.load(card).data.to_dict())
-    except Exception:  # anybody may have written it
+        entries, _ = split_card(read_bytes(card).decode())
+    except (OSError, ValueError, yaml.YAMLError):  # anybody may have written it
         return {}
+    return entries if isinstance(entries, dict) else {}
 
 
 def _download(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:
-    """The file in the cache; nothing if the repository does not have it."""
+    """The file in the cache, compared with the hash that the Hub names; nothing if the repository does not have it."""
+    absent = False
+
+    def fetch() -> Path:
+        nonlocal absent
+        found = _fetch(repository, name, revision, token)
+        absent = found is None
+        return found or Path()
+
+    try:
+        path = fetch_whole(fetch, f"'{name}' of '{repository}'")
+    except ModelError:
+        raise
+    except RetargetError as error:
+        raise ModelError(str(error)) from error
+    return None if absent else path
+
+
+def _fetch(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
@@ -253,7 +272,7 @@ def _peek(
     from huggingface_hub.errors import RemoteEntryNotFoundError, SafetensorsParsingError
 
     cached = try_to_load_from_cache(repository, name, revision=revision)
-    if isinstance(cached, str):
+    if isinstance(cached, str) and is_whole(Path(cached)):
         (place / name).symlink_to(cached)
         return _commit(Path(cached)), 0
     if constants.HF_HUB_OFFLINE:

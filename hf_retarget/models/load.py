@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import hash_file, hash_tensors
-from hf_retarget.hub import clean_token
+from hf_retarget.hub import clean_token, is_cached, named_hash
 from hf_retarget.models.build import is_factory, is_timm, near_timm_names
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import CONFIG, Description, describe_architecture, describe_module, read_config
@@ -25,6 +25,7 @@ from hf_retarget.models.shape import TooLargeError, bounded_build
 from hf_retarget.models.sizes import infer_sizes
 from hf_retarget.models.tensors import most_common_dtype
 
+_SHA256 = 64  # hex digits
 _TIMES, _ROOM = 4, 10**8
 """How many times as many numbers as in the file a model may have, and how many in any case: tied weights, new heads."""
 
@@ -60,8 +61,15 @@ class Whole:
         return read_weights(files, allow_pickle=allow_pickle)
 
     def hash(self, files: Iterable[Path]) -> dict[str, str]:
-        """Read all bytes."""
-        return {path.name: hash_file(path) for path in files}
+        """Read all bytes; of files in the cache of the Hub, only hashes that were compared with the Hub's count."""
+        return {path.name: found for path in files if (found := _hash(path)) is not None}
+
+
+def _hash(path: Path) -> str | None:
+    if not is_cached(path):
+        return hash_file(path)
+    compared = named_hash(path)  # when it was fetched
+    return compared if compared is None or len(compared) == _SHA256 else hash_file(path)
 
 
 @dataclass(frozen=True)

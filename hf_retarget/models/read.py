@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import load_tensors
+from hf_retarget.models.tensors import find_not_finite
 from hf_retarget.untrusted import read_json
 
 SAFE = "model.safetensors"
@@ -92,7 +93,10 @@ def read_weights(files: Iterable[Path], *, allow_pickle: bool = False) -> dict[s
     for path in files:
         if not path.is_file():
             raise ModelError(f"the weights '{path}' are missing")
-        weights |= _read_safe(path) if path.suffix == ".safetensors" else _read_pickle(path, allow_pickle)
+        found = _read_safe(path) if path.suffix == ".safetensors" else _read_pickle(path, allow_pickle)
+        if broken := find_not_finite(found):
+            raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite numbers; the model was saved when broken")
+        weights |= found
     if not weights:
         raise ModelError("there are no tensors in the weights")
     return weights

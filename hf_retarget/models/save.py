@@ -11,10 +11,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hf_retarget.errors import ModelError
+from hf_retarget.errors import ModelError, NotFiniteError
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.fit import fit_weights
 from hf_retarget.models.library import LIBRARIES
+from hf_retarget.models.tensors import find_not_finite
 
 
 def save_model(
@@ -54,12 +55,14 @@ def save_model(
 
 def _stored(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | None) -> Tensor:
     tensor = tensor.detach().cpu()
+    if find_not_finite({name: tensor}):
+        raise NotFiniteError(f"'{name}' holds NaN or infinite numbers, and such a model is not saved")
     if not tensor.is_floating_point():
         return tensor.contiguous()
     known = like.weights.get(name)
     wanted = dtype or (known.dtype if known is not None and known.is_floating_point() else like.dtype)
     narrow = tensor.to(wanted)
-    if not torch.equal(tensor.isfinite(), narrow.isfinite()):
+    if find_not_finite({name: narrow}):
         raise ModelError(
             f"'{name}' has numbers up to {float(tensor.abs().max()):.3g}, too large for {wanted}; "
             "save in float32 or bfloat16"

@@ -33,6 +33,24 @@ def most_common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
     return numbers.most_common(1)[0][0] if numbers else torch.float32
 
 
+def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a number that is NaN or infinite; None if there is none.
+
+    Example:
+        >>> find_not_finite({"w": torch.tensor([1.0]), "b": torch.tensor([float("nan")])})
+        'b'
+    """
+    return next((name for name, tensor in weights.items() if not _is_finite(tensor)), None)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    if tensor.element_size() == 1:  # 8-bit floats have no `isfinite`
+        tensor = tensor.float()
+    return bool(tensor.isfinite().all())
+
+
 def without_numbers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same names, shapes and types on the meta device, where they take no memory.
 

@@ -8,6 +8,8 @@ from typing import Any
 from hf_retarget.models import Checkpoint
 from hf_retarget.models.build import is_timm
 from hf_retarget.publish.card import write_port_card, write_tuned_card
+from hf_retarget.publish.paths import shorten_path
+from hf_retarget.recipe import Recipe
 
 CURVE = "figures/curve.png"
 """Where the picture for the card is, if there is one in the folder."""
@@ -70,3 +72,8 @@ def _library(checkpoint: Checkpoint) -> str:
 
 def _curve(folder: Path) -> str | None:
     return CURVE if (folder / CURVE).is_file() else None
+
+
+def publish_recipe(recipe: Recipe, path: Path) -> None:
+    """Write the recipe into a folder that goes to others: of a path to the data, the last part only."""
+    recipe.override(**{"data.reference": shorten_path(recipe.data.reference)}).save(path)

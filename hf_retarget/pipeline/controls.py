@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from hf_retarget.errors import PortError
+from hf_retarget.errors import NotFiniteError, PortError
 from hf_retarget.evaluate import Score
 from hf_retarget.finetune.loop import finetune
 from hf_retarget.finetune.options import TrainOptions
@@ -107,12 +107,17 @@ class _Measuring:
         self._score(name, lambda: self.judge.load(weights))
         self.levels[name] = self.judge.score(self.judge.inputs.data.validation).top1
 
-    def _walk(self, name: str, method: str, doing: str) -> Walk:
+    def _walk(self, name: str, method: str, doing: str) -> Walk | None:
         if self.task.method == method and self.task.permutation is None:
             self.scores[name] = self.scores["port"]
             return self.found
-        found = walk(Task(self.task.problem, method), self.judge, doing=doing)
-        self._score(name, lambda: self.judge.load(found.best.weights))
+        try:
+            found = walk(Task(self.task.problem, method), self.judge, doing=doing)
+            self._score(name, lambda: self.judge.load(found.best.weights))
+        except NotFiniteError as error:  # of what is only compared with: no reason to lose a port
+            self.notes.append(f"{doing} failed: {error}")
+            self.judge.progress.say(self.notes[-1])
+            return None
         return found
 
     @property
@@ -161,10 +166,10 @@ class _Measuring:
                     score=score,
                     workers=judge.workers,
                 )
+            self.scores[name] = judge.score(data.test)
         except PortError as error:
             self.notes.append(f"{'plain' if name == 'control' else 'further'} fine-tuning failed: {error}")
             judge.progress.say(self.notes[-1])
             return None
         self.curves[name] = tuple((spent + step, value) for step, value in history.scores)
-        self.scores[name] = judge.score(data.test)
         return judge.weights()

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from hf_retarget.evaluate import Score
 from hf_retarget.models import Checkpoint
 from hf_retarget.pipeline.clock import peak_memory
@@ -18,6 +20,7 @@ from hf_retarget.pipeline.start import describe_broken
 from hf_retarget.pipeline.steps import Walk
 from hf_retarget.pipeline.verdict import judge_port
 from hf_retarget.pipeline.versions import list_versions
+from hf_retarget.publish.paths import identify, shorten_all
 from hf_retarget.recipe import Recipe
 
 FORMAT = "hf-retarget/port/1"
@@ -68,12 +71,13 @@ def compose_document(
         "permutation": {"moved": best.moved, "given": task.permutation is not None, "from": task.origin},
         "matching": found.best.fit,
         "batchnorm": found.best.batchnorm,
-        "inputs": _inputs(inputs),
+        "inputs": _inputs(inputs, recipe),
         "recipe": recipe.to_dict(),
         "device": {
             "type": judge.accelerator.device.type,
             "precision": str(judge.accelerator.mixed_precision),
             "processes": judge.accelerator.num_processes,
+            "threads": torch.get_num_threads(),
         },
         "notes": [*inputs.comparison.notes, *inputs.data.notes, *describe_broken(inputs.data), *measured.notes],
         "seconds": {name: round(value, 3) for name, value in judge.clock.seconds.items()},
@@ -82,7 +86,7 @@ def compose_document(
         "command": command,
         "versions": versions,
     }
-    return dict(_plain(document))
+    return dict(shorten_all(_plain(document)))  # it goes to others: the paths of this machine do not
 
 
 def _score(score: Score, in_detail: bool) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def _graph(derived: Derived) -> dict[str, Any]:
     }
 
 
-def _inputs(inputs: Inputs) -> dict[str, Any]:
+def _inputs(inputs: Inputs, recipe: Recipe) -> dict[str, Any]:
     data = inputs.data
     sides = {"source": inputs.source, "tuned": inputs.tuned, "target": inputs.target}
     if inputs.tuned_target is not None:
@@ -117,6 +121,7 @@ def _inputs(inputs: Inputs) -> dict[str, Any]:
         **{name: _checkpoint(side) for name, side in sides.items()},
         "data": {
             "name": data.name,
+            "location": identify(recipe.data.reference),
             "revision": data.revision,
             "fingerprint": data.fingerprint,
             "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
@@ -130,6 +135,7 @@ def _inputs(inputs: Inputs) -> dict[str, Any]:
 def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "reference": checkpoint.reference,
+        "location": identify(checkpoint.reference),
         "architecture": checkpoint.architecture,
         "library": checkpoint.library,
         "options": dict(checkpoint.options),

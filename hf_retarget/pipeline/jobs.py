@@ -59,7 +59,23 @@ def list_jobs(models: Iterable[str | Path | PortJob], file: str | Path | None = 
         jobs += read_jobs(file)
     if not jobs:
         raise RecipeError("no models to port; name them with --models, or in a file with --models-file")
+    for job in jobs:
+        check_name(job.folder)
     return _distinct(jobs)
+
+
+def check_name(name: str) -> str:
+    """The name of a folder below that of all; refuses one that would lie elsewhere, or be hidden.
+
+    Example:
+        >>> check_name("../birds")
+        Traceback (most recent call last):
+        ...
+        hf_retarget.errors.RecipeError: '../birds' cannot be the name of a folder; ...
+    """
+    if not name or name.startswith((".", "~")) or any(letter in name for letter in "/\\\0") or len(name) > 200:
+        raise RecipeError(f"{name!r} cannot be the name of a folder; give another 'name' in the models file")
+    return name
 
 
 def read_jobs(path: str | Path) -> list[PortJob]:

@@ -16,6 +16,7 @@ from hf_retarget.landscape import Basis, Grid, Point
 from hf_retarget.locks import lock_folder
 from hf_retarget.models import Checkpoint
 from hf_retarget.pipeline.versions import list_versions
+from hf_retarget.publish.paths import shorten_all
 from hf_retarget.report.plane import draw_plane
 from hf_retarget.report.plane_page import add_plane, draw_plane_page
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
@@ -89,7 +90,7 @@ def compose_plane(
         for (name, side), corner, how in zip(sides.items(), grid.corners, permuted, strict=True)
     ]
     points = [asdict(point) | known[point.shares] for each in grid.levels[: level + 1] for point in each]
-    return {
+    document = {
         "format": FORMAT,
         "version": versions["hf-retarget"],
         "kind": "line" if basis.is_line else "plane",
@@ -102,6 +103,7 @@ def compose_plane(
         **facts,
         "versions": versions,
     }
+    return dict(shorten_all(document))  # it goes to others: the paths of this machine do not
 
 
 def find_barrier(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

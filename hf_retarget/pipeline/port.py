@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -195,7 +196,7 @@ class _Run:
         weights = {"source": inputs.heads.source, "tuned": inputs.tuned.in_float32(), "target": inputs.heads.target}
         if inputs.tuned_target is not None:
             weights["tuned_target"] = inputs.tuned_target.in_float32()
-        return {
+        key = {
             **{name: hash_tensors(tensors)[:20] for name, tensors in weights.items()},
             "data": inputs.data.fingerprint,
             "port": asdict(recipe.port),
@@ -209,6 +210,7 @@ class _Run:
             "dtype": str(self.dtype),
             ENVIRONMENT: describe_environment(),
         }
+        return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
 
 
 def _check_dtype(dtype: str | None) -> None:

@@ -16,10 +16,11 @@ from hf_retarget.errors import FinishedError, PortError, RetargetError
 from hf_retarget.files import remove_leftovers, write_json
 from hf_retarget.locks import lock_folder
 from hf_retarget.pipeline.inputs import Reference, settle_recipe
-from hf_retarget.pipeline.jobs import PortJob, list_jobs
+from hf_retarget.pipeline.jobs import PortJob, check_name, list_jobs
 from hf_retarget.pipeline.port import PortPlace, port
 from hf_retarget.pipeline.reuse import PERMUTATION
 from hf_retarget.progress import SILENT, Progress
+from hf_retarget.publish.paths import identify, shorten_all, shorten_path
 from hf_retarget.recipe import Recipe
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
@@ -190,10 +191,11 @@ class _Run:
         try:
             name = read_json(self.out / SUMMARY, MAX_DOCUMENT_BYTES)["permutation_from"]
             inputs = read_json(self.out / name / "port.json", MAX_DOCUMENT_BYTES)["inputs"]
-            bases = [inputs[side]["reference"] for side in ("source", "target")]
+            bases = [_known_as(inputs[side]) for side in ("source", "target")]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         same = bases == [_name(self.src_base), _name(self.new_base)]
+        name = check_name(str(name))
         return str(name) if same and (self.out / name / PERMUTATION).is_file() and not self.overwrite else None
 
     def _finished(self, job: PortJob, recipe: Recipe) -> dict[str, Any] | None:
@@ -203,17 +205,19 @@ class _Run:
             return None
         try:
             figures: dict[str, Any] = read_json(path, MAX_DOCUMENT_BYTES)
-            before = {side: figures["inputs"][side]["reference"] for side in ("source", "tuned", "target")}
+            before = {side: _known_as(figures["inputs"][side]) for side in ("source", "tuned", "target")}
             stored = figures["recipe"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PortError(f"'{path}' cannot be read: {error}; remove the folder, or say --overwrite") from error
-        now = {"source": _name(self.src_base), "tuned": job.model, "target": _name(self.new_base)}
+        now = {"source": _name(self.src_base), "tuned": _name(job.model), "target": _name(self.new_base)}
         if (side := next((side for side in now if now[side] != before[side]), None)) is not None:
             raise PortError(
-                f"'{path.parent}' holds another port: its {side} was '{before[side]}' and is '{now[side]}' now; "
+                f"'{path.parent}' holds another port: its {side} was '{before[side][0]}' and is '{now[side][0]}' now; "
                 "choose another folder with --out, or replace it with --overwrite"
             )
-        if changed := _changed(stored, recipe.to_dict()):
+        images = figures["inputs"]["data"].get("location")
+        moved = "the data was elsewhere" if images and images != identify(recipe.data.reference) else ""
+        if changed := moved or _changed(stored, shorten_all(recipe.to_dict())):
             raise PortError(
                 f"'{path.parent}' was ported with another recipe: {changed}; replace it with --overwrite, "
                 "or repeat the same command"
@@ -221,8 +225,17 @@ class _Run:
         return figures
 
 
-def _name(reference: Reference) -> str:
-    return str(reference) if isinstance(reference, (str, Path)) else type(reference).__name__
+def _name(reference: Reference) -> tuple[str, str | None]:
+    """What port.json calls a model: the last part of its path, and what tells it from others of that name."""
+    if not isinstance(reference, (str, Path)):
+        return type(reference).__name__, None
+    return shorten_path(str(reference)), identify(reference)
+
+
+def _known_as(side: Mapping[str, Any]) -> tuple[str, str | None]:
+    if "location" in side:
+        return side["reference"], side["location"]
+    return _name(side["reference"])  # of a version that wrote whole paths
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

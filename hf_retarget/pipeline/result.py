@@ -17,7 +17,7 @@ from hf_retarget.errors import PortError
 from hf_retarget.files import write_json, write_text
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.models import save_model
-from hf_retarget.pipeline.card import card_of_port
+from hf_retarget.pipeline.card import card_of_port, publish_recipe
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.pipeline.pictures import write_report
 from hf_retarget.pipeline.steps import StepFigures
@@ -118,7 +118,7 @@ class PortResult:
         try:
             self.permutation.save(folder / "permutation.safetensors")
             self.graph.save(folder / "graph.json")
-            self.recipe.save(folder / "recipe.yaml")
+            publish_recipe(self.recipe, folder / "recipe.yaml")
             write_json(folder / "port.json", self.figures)
             write_report(folder, self.figures, self.graph, self.thumbnails)
             write_text(folder / "README.md", card_of_port(self.figures, inputs.target, folder))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hf_retarget.batchnorm import BatchNormReset
-from hf_retarget.errors import PortError, RetargetError
+from hf_retarget.errors import NotFiniteError, PortError, RetargetError
 from hf_retarget.evaluate import Score
 from hf_retarget.files import load_record, load_tensors, save_record, save_tensors
 from hf_retarget.graph import Permutation, PermutationGraph
@@ -151,14 +152,15 @@ def walk(task: Task, judge: Judge, *, diary: Diary | None = None, doing: str = "
         if _stalled(history, judge.options.early_stop):
             break
         before = dict(judge.clock.seconds)
-        with judge.clock.stage("matching"), warnings.catch_warnings(record=True) as caught:
-            state = next(states)
-        # With a zero head, the first gradients are zero but for those of the head itself: nothing to warn of.
-        for words in {str(each.message) for each in caught if step > 1} - warned:
-            judge.progress.say(words)
-            warned.add(words)
-        reset = judge.settle(state.weights)
-        score = judge.score(judge.inputs.data.validation)
+        with _naming_step(step, best):
+            with judge.clock.stage("matching"), warnings.catch_warnings(record=True) as caught:
+                state = next(states)
+            # With a zero head, the first gradients are zero but for those of the head itself: nothing to warn of.
+            for words in {str(each.message) for each in caught if step > 1} - warned:
+                judge.progress.say(words)
+                warned.add(words)
+            reset = judge.settle(state.weights)
+            score = judge.score(judge.inputs.data.validation)
         figures = _figures(task, judge, state, score, before)
         history.append(figures)
         better = best is None or figures.rank > history[best.step - 1].rank
@@ -173,6 +175,18 @@ def walk(task: Task, judge: Judge, *, diary: Diary | None = None, doing: str = "
     if best is None:
         raise PortError("the trajectory has no steps; a port needs at least one")
     return Walk(tuple(history), best)
+
+
+@contextmanager
+def _naming_step(step: int, best: Best | None) -> Iterator[None]:
+    """Say at which step something became NaN, and up to where all was well."""
+    try:
+        yield
+    except NotFiniteError as error:
+        good = f"; all was well up to step {step - 1} (the best was step {best.step})" if best else ""
+        raise NotFiniteError(
+            f"step {step}: {error}{good}. Take smaller steps (--steps), or stop before (--early-stop)"
+        ) from error
 
 
 def share_moved(permutation: Permutation) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hf_retarget.batchnorm import reset_batchnorm
 from hf_retarget.data import ImageData, Split
 from hf_retarget.data.images import Batch, derive_seed
-from hf_retarget.errors import RetargetError
+from hf_retarget.errors import NotFiniteError, RetargetError
 from hf_retarget.evaluate import evaluate
 from hf_retarget.files import write_text
 from hf_retarget.landscape import Grid
@@ -31,6 +31,8 @@ from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, read_bytes
 Shares = tuple[float, ...]
 Figures = dict[str, Any]
 """loss, top1, top5: plain JSON values, null for a number that is none."""
+_NOTHING: Figures = {"loss": None, "top1": 0.0, "top5": None}
+"""Of a model that answers with NaN: none of its answers is right."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,17 @@ class Surveyor:
                 return train.batches(options.batch_size, seed=other, count=options.bn_batches, workers=self.workers)
 
             drawn = self.drawn.get("batchnorm", options.bn_batches * options.batch_size, draw)
-            reset_batchnorm(self.model, drawn, accelerator=self.accelerator, progress=self.progress)
+            try:
+                reset_batchnorm(self.model, drawn, accelerator=self.accelerator, progress=self.progress)
+            except NotFiniteError:
+                return dict(_NOTHING)
+        try:
+            return self._evaluate()
+        except NotFiniteError:  # far from the models, weights may be of no use at all
+            return dict(_NOTHING)
+
+    def _evaluate(self) -> Figures:
+        options = self.options
         found = evaluate(
             self.model,
             self.drawn.get(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +21,12 @@ from hf_retarget.finetune.loop import History, finetune
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.models import Checkpoint, load_checkpoint, save_model
-from hf_retarget.pipeline.card import card_of_tuning
+from hf_retarget.pipeline.card import card_of_tuning, publish_recipe
 from hf_retarget.pipeline.start import Start, describe_broken, doing, prepare_start
 from hf_retarget.pipeline.versions import describe_environment, list_versions
 from hf_retarget.pipeline.workplace import ENVIRONMENT, Workplace
 from hf_retarget.progress import SILENT, Progress
+from hf_retarget.publish.paths import shorten_all
 from hf_retarget.recipe import Recipe
 
 FORMAT = "hf-retarget/finetune/1"
@@ -163,7 +165,7 @@ class _Run:
         self._save_model(result.model)
         try:
             save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
-            self.recipe.save(folder / "recipe.yaml")
+            publish_recipe(self.recipe, folder / "recipe.yaml")
             write_json(folder / "finetune.json", result.document)
             write_text(folder / "README.md", card_of_tuning(result.document, self.checkpoint, folder))
             if self._trajectory.is_dir():
@@ -208,7 +210,7 @@ class _Run:
         """All that the result depends on."""
         options = asdict(self.recipe.finetune)
         del options["checkpoint_every"]
-        return {
+        key = {
             "model": dict(self.checkpoint.hashes),
             "data": self.start.data.fingerprint,
             "finetune": options,
@@ -217,6 +219,7 @@ class _Run:
             **self.more,
             ENVIRONMENT: describe_environment(),
         }
+        return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
 
     def _document(self, history: History, validation: float | None, test: Score) -> dict[str, Any]:
         checkpoint, data = self.checkpoint, self.start.data
@@ -226,7 +229,7 @@ class _Run:
             "seconds": round(history.seconds, 1),
             "losses": list(history.losses),
         }
-        return {
+        document = {
             "format": FORMAT,
             "figures": figures,
             "head": {"kind": self.start.head, "why": self.start.why, "tensors": list(self.start.initial_head)},
@@ -259,6 +262,7 @@ class _Run:
             "run": self.key,
             "versions": list_versions(),
         }
+        return dict(shorten_all(document))  # it goes to others: the paths of this machine do not
 
 
 def _preprocessing(checkpoint: Checkpoint, start: Start) -> dict[str, Any]:

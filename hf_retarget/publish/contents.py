@@ -56,6 +56,8 @@ def list_contents(
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place).as_posix()
         hidden = any(part.startswith(".") for part in Path(name).parts)
+        if path.is_symlink():  # what it leads to may be anything on this machine
+            raise PublishError(f"'{name}' in '{folder}' is a link; put the file itself there, or remove the link")
         if hidden or not path.is_file():
             continue
         if fits(name, patterns) and not fits(name, secret):

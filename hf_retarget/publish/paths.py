@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
+from collections.abc import Callable
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from hf_retarget.files import to_json
 from hf_retarget.untrusted import parse_json, parse_yaml
-
-_COMMAND = "command"
 
 
 def shorten_path(text: str) -> str:
@@ -48,7 +48,7 @@ def _shorten_word(word: str) -> str:
 
 
 def shorten_all(value: Any) -> Any:
-    """Plain values of JSON or YAML with the last parts of their paths; under `command`, those in a command line.
+    """A document or a recipe with the last parts of its paths.
 
     Example:
         >>> shorten_all({"data": {"reference": "/home/ada/photos"}, "command": "hf-retarget port --out /tmp/x"})
@@ -56,12 +56,25 @@ def shorten_all(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {
-            key: shorten_command(each) if key == _COMMAND and isinstance(each, str) else shorten_all(each)
+            key: _SHORTEN[key](each) if key in _SHORTEN and isinstance(each, str) else shorten_all(each)
             for key, each in value.items()
         }
-    if isinstance(value, list):
-        return [shorten_all(each) for each in value]
-    return shorten_path(value) if isinstance(value, str) else value
+    return [shorten_all(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+_SHORTEN: dict[str, Callable[[str], str]] = {"reference": shorten_path, "command": shorten_command}
+"""Entries of documents and recipes that hold paths. Others may look like some: OpenImages has a label '/m/01g317'."""
+
+
+def identify(reference: object) -> str | None:
+    """What tells one path of this machine from another, without telling what it is; None for what is no path.
+
+    Example:
+        >>> identify("/home/ada/photos") == identify("/home/bob/photos"), identify("timm/resnet18")
+        (False, None)
+    """
+    text = str(reference)
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if shorten_path(text) != text else None
 
 
 def shorten_file(name: str, text: str, command: str = "") -> str:

@@ -205,8 +205,8 @@ def test_a_checkpoint_of_another_run_is_refused(net, split, small_split, tmp_pat
     with pytest.raises(PortError, match="start was '"):
         finetune(other, split, settings, checkpoint=tmp_path / "state")
     (tmp_path / "state").write_bytes(b"broken")
-    with pytest.raises(PortError, match="cannot go on from the checkpoint"):
-        finetune(net(), split, settings, checkpoint=tmp_path / "state")
+    again = finetune(net(), split, settings, checkpoint=tmp_path / "state")  # a damaged one is as good as none
+    assert again.losses == finetune(net(), split, settings).losses
 
 
 def test_bad_input_is_refused(net, split, small_split, tmp_path):

@@ -569,7 +569,7 @@ def test_a_full_disk_leaves_no_folder_and_the_port_can_go_on(nets, ported, colou
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(result, "_write", fail)
+        patch.setattr(result, "write_json", fail)
         with pytest.raises(rt.PortError, match="No space left"):
             rt.port(*nets, colours, recipe=make_recipe(), out=out)
         with pytest.raises(rt.PortError, match="No space left"):
