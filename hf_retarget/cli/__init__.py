@@ -85,6 +85,7 @@ def _ending_on_sigterm() -> Iterator[None]:
 def main() -> None:
     """Move a fine-tuning to a new base model of the same architecture, without repeating it."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` would tell a third party what is loaded
 
 
 for command in (port, port_all, check, finetune, evaluate, compare, plane, inspect, push, recipes, demo):

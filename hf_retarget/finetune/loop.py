@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hf_retarget.errors import DataError, PortError
+from hf_retarget.errors import DataError, NotFiniteError
 from hf_retarget.files import hash_tensors
 from hf_retarget.finetune.checkpoint import CheckpointFile, Training
 from hf_retarget.finetune.freezing import frozen_parts
@@ -138,8 +138,7 @@ class _Loop:
             loss = cross_entropy(output, labels.to(device), label_smoothing=self.options.label_smoothing)
         value = float(loss.detach())
         if not math.isfinite(value):
-            where = f"the loss is {value} at step {self.log.step + 1} of {self.steps}"
-            raise PortError(f"{where}; lower lr (now {self.options.lr:g}), or set clip or warmup")
+            raise self.diverged(f"the loss is {value}", self.log.step + 1)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
@@ -151,6 +150,14 @@ class _Loop:
         scaler.update()
         return value
 
+    def diverged(self, what: str, step: int) -> NotFiniteError:
+        """What became NaN, at which step, up to where the state is kept, and what to do."""
+        every = self.options.checkpoint_every if self.file is not None else 0
+        last = (step - 1) // every * every if every else 0
+        kept = f" (the state of step {last} is kept)" if last else ""
+        advice = f"lower lr (now {self.options.lr:g}), or set clip or warmup"
+        return NotFiniteError(f"{what} at step {step} of {self.steps}{kept}; {advice}")
+
     def keep(self) -> None:
         """After a step: record it, score it, and store all, in this order, so that a checkpoint knows of its score."""
         model, step, options = self.training.model, self.log.step, self.options
@@ -158,7 +165,10 @@ class _Loop:
         if self.recorder is not None:
             (self.recorder.finish if last else self.recorder.record)(model, step)
         if self.score is not None and _due(step, options.evaluate_every, last):
-            self.log.scores.append((step, float(self.score(model, step))))
+            try:
+                self.log.scores.append((step, float(self.score(model, step))))
+            except NotFiniteError as error:
+                raise self.diverged(str(error), step) from error
         main = self.accelerator is None or self.accelerator.is_main_process
         if self.file is not None and main and _due(step, options.checkpoint_every, last):
             self.file.save(self.training, asdict(self.log.history()))

@@ -110,7 +110,7 @@ def _find(
     path = path / _FILE if path.is_dir() else path
     if not path.is_file():
         raise PermutationError(f"there is no permutation '{path}'; give the file, the folder of a port, or '{MATCH}'")
-    return Permutation.load(path), str(how)
+    return Permutation.load(path), path.parent.name if path.name == _FILE else path.name
 
 
 def _moved(permutation: Permutation) -> float:

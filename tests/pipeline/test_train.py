@@ -145,7 +145,7 @@ def test_a_vision_transformer_on_a_colour_folder(vit, colours, short, tmp_path):
     assert result.head == "keep", "three classes each, and the model has no names for them"
     assert result.test.top1 > 0.5
     assert load_checkpoint(result.folder).labels == ("blue", "green", "red")
-    assert load_recipe(result.folder / "recipe.yaml").data.reference == str(colours)
+    assert load_recipe(result.folder / "recipe.yaml").data.reference == colours.name
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -1,0 +1,88 @@
+"""A machine with private files on it, on which commands are watched while they read files of strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopback_hub import Hub
+
+DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28")
+SHORT = ("--steps", "1", "--batch-size", "8", "--grad-batches", "1", "--bn-batches", "1", "--control", "none")
+FORKS = Path(__file__).parent / "forks.py"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command."""
+
+    code: int | str
+    out: str
+    err: str
+    forbidden: list[str]
+
+    def assert_refused(self, *words: str) -> None:
+        """It said in one line what was wrong, and tried nothing."""
+        assert self.forbidden == []
+        assert self.code == 1, f"{self.code}: {self.out}\n{self.err}"
+        assert "Traceback" not in self.err
+        last = self.err.splitlines()[-1]
+        assert last.startswith("Error: ")
+        for word in words:
+            assert word in last, last
+
+
+@dataclass
+class Machine:
+    """Folders that commands must leave as they are, and a Hub."""
+
+    root: Path
+    hub: Hub
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        places = {"HOME": self.root / "home", "TMPDIR": self.root / "tmp", "HF_HOME": self.root / "cache"}
+        client = self.hub.client(token="hf_ada_write", HF_RETARGET_HUB_PATIENCE="2")
+        return {**client.environment, **{name: str(path) for name, path in places.items()}}
+
+    def tree(self) -> dict[str, bytes | str | None]:
+        """Everything but the Hub's own cache, with its content."""
+        found: dict[str, bytes | str | None] = {}
+        for place in ("home", "tmp", "work", "elsewhere"):
+            for path in sorted((self.root / place).rglob("*")):
+                link = os.readlink(path) if path.is_symlink() else None
+                found[str(path)] = link or (path.read_bytes() if path.is_file() else None)
+        return found
+
+    def run(self, *commands: tuple[object, ...]) -> list[Done]:
+        """Run commands one after the other, each in a process of its own; none may change a file."""
+        before = self.tree()
+        plan = {
+            "ports": [server.port for server in self.hub._servers],
+            "cases": [{"arguments": list(map(str, each)), "folder": str(self.work)} for each in commands],
+        }
+        cases, results = self.root / "cases.json", self.root / "results.json"
+        cases.write_text(json.dumps(plan))
+        environment = {**self.environment, "PYTHONPATH": str(FORKS.parent.parent)}
+        subprocess.run([sys.executable, FORKS, cases, results], env=environment, check=True, timeout=280)
+        after = self.tree()
+        changed = {name for name in {*before, *after} if before.get(name, b"") != after.get(name, b"")}
+        assert not changed, f"written, changed or removed: {sorted(changed)}"
+        return [Done(**each) for each in json.loads(results.read_text())]
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
