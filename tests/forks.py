@@ -1,10 +1,9 @@
-"""Runs many commands in forked processes, each watched: torch is imported once, and nothing is shared afterwards.
+"""Runs commands in forked processes: torch is imported once, and nothing is shared afterwards.
 
     python forks.py cases.json results.json
 
-A case is {"arguments": [...], "folder": cwd, "environment": {...}, "seconds": limit}. A result has the exit code, what
-was printed, and what the command tried although it must not: connections (but to the ports that are allowed),
-processes, unpickling.
+runs commands under watch. A case is {"arguments": [...], "folder": cwd}. A result has the exit code, what was printed,
+and what the command tried although it must not: connections (but to the ports that are allowed), processes, unpickling.
 """
 
 from __future__ import annotations
@@ -16,11 +15,81 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn")
 _WITHIN = 60.0  # seconds for one command
+
+
+@dataclass
+class Command:
+    """A command that runs in a child process; `prepare` is called there before it begins."""
+
+    arguments: list[str]
+    folder: Path
+    prepare: Callable[[], object] = field(default=lambda: None)
+
+    def __post_init__(self) -> None:
+        self.files: list[IO[bytes]] = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115
+        self.code: int | str | None = None
+        self.process = os.fork()
+        if self.process == 0:
+            self._become()
+
+    def wait(self, seconds: float = _WITHIN) -> int | str:
+        """The exit code, a negative signal, or "hangs"."""
+        until = time.monotonic() + seconds
+        while self.code is None:
+            found, status = os.waitpid(self.process, os.WNOHANG)
+            if found:
+                self.code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until:
+                self.send(signal.SIGKILL)
+                os.waitpid(self.process, 0)
+                self.code = "hangs"
+            else:
+                time.sleep(0.005)
+        return self.code
+
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.process, number)
+
+    @property
+    def printed(self) -> tuple[str, str]:
+        """What is on stdout and on stderr so far."""
+        texts = []
+        for file in self.files:
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        return texts[0], texts[1]
+
+    def _become(self) -> None:
+        code = 70
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+            for number, file in enumerate(self.files, 1):
+                os.dup2(file.fileno(), number)
+            tempfile.tempdir = None  # read TMPDIR again
+            os.chdir(self.folder)
+            sys.argv = ["hf-retarget", *self.arguments]
+            from hf_retarget.cli import main
+
+            self.prepare()
+            try:
+                main(self.arguments)
+                code = 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
 
 def forbid(log: int, ports: set[int]) -> None:
@@ -45,61 +114,12 @@ def forbid(log: int, ports: set[int]) -> None:
     sys.addaudithook(hook)
 
 
-def run_forked(case: dict[str, Any], ports: set[int]) -> dict[str, Any]:
-    """Run one command in a child process."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as log:
-        child = os.fork()
-        if child == 0:
-            _become(case, out.fileno(), err.fileno(), log.fileno(), ports)
-        began, limit = time.monotonic(), case.get("seconds", _WITHIN)
-        status = None
-        while status is None:
-            found, code = os.waitpid(child, os.WNOHANG)
-            if found:
-                status = os.waitstatus_to_exitcode(code)
-            elif time.monotonic() - began > limit:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                status = "hangs"
-            else:
-                time.sleep(0.01)
-        texts = []
-        for file in (out, err, log):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    return {"code": status, "out": texts[0], "err": texts[1], "forbidden": texts[2].splitlines()}
-
-
-def _become(case: dict[str, Any], out: int, err: int, log: int, ports: set[int]) -> None:
-    code = 70
-    try:
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.environ.update(case.get("environment", {}))
-        tempfile.tempdir = None  # read TMPDIR again
-        os.chdir(case["folder"])
-        sys.argv = ["hf-retarget", *case["arguments"]]
-        from hf_retarget.cli import main
-
-        forbid(log, ports)
-        try:
-            main(case["arguments"])
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def warm_up() -> None:
-    """Import all that commands import when they run."""
+    """Import all that commands import when they run. OMP_NUM_THREADS must be 1: threads do not survive a fork."""
+    assert os.environ["OMP_NUM_THREADS"] == "1"  # not torch.set_num_threads(1): it makes a pool that breaks in a child
     import datasets  # noqa: F401
     import timm  # noqa: F401
-    import torch
+    import torch  # noqa: F401
     import transformers  # noqa: F401
 
     import hf_retarget.cli
@@ -108,11 +128,19 @@ def warm_up() -> None:
     import hf_retarget.pipeline.score
     import hf_retarget.pipeline.train  # noqa: F401
 
-    torch.set_num_threads(1)  # threads do not survive a fork
+
+def run_watched(case: dict[str, Any], ports: set[int]) -> dict[str, Any]:
+    """Run one command under watch."""
+    with tempfile.TemporaryFile() as log:
+        command = Command(case["arguments"], Path(case["folder"]), lambda: forbid(log.fileno(), ports))
+        code = command.wait()
+        log.seek(0)
+        out, err = command.printed
+        return {"code": code, "out": out, "err": err, "forbidden": log.read().decode().splitlines()}
 
 
 if __name__ == "__main__":
     cases, results = Path(sys.argv[1]), Path(sys.argv[2])
     plan = json.loads(cases.read_text())
     warm_up()
-    results.write_text(json.dumps([run_forked(case, set(plan["ports"])) for case in plan["cases"]]))
+    results.write_text(json.dumps([run_watched(case, set(plan["ports"])) for case in plan["cases"]]))
