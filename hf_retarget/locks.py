@@ -60,18 +60,22 @@ def _locked(path: Path, taken: Callable[[], None]) -> Iterator[None]:
     """Hold a lock file; if another process does, call `taken`, and if that does not raise, wait."""
     from filelock import FileLock, Timeout
 
-    made = make_folder(path.parent)
+    made: list[Path] = []
     seen: list[os.stat_result] = []
     # A soft lock would outlive its process, and is not asked for.
     lock = FileLock(path, fallback_to_soft=False, on_acquired=lambda handle: seen.append(os.fstat(handle)))
     try:
         with _without_locks(path):
             while True:
+                made += make_folder(path.parent)
                 try:
-                    lock.acquire(timeout=0)
-                except Timeout:
-                    taken()
-                    lock.acquire(timeout=-1)
+                    try:
+                        lock.acquire(timeout=0)
+                    except Timeout:
+                        taken()
+                        lock.acquire(timeout=-1)
+                except FileNotFoundError:
+                    continue  # its last holder has removed the folder, too
                 if _is_there(path, seen[-1]):
                     break
                 lock.release()  # its last holder has removed it: whoever comes now locks a new file

@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if answer is None or (fault and fault.lose_answer):
                 raise Cut
-            self._send(answer, fault.cut_answer if fault else None)
+            self._send(answer, fault.cut_answer if fault else None, fault.flip if fault else None)
         except Cut:
             self.close_connection = True
             server.end(self.connection, reset=bool(fault and fault.reset))
@@ -156,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
         self.record = replace(self.record, user=who.name)
         return who
 
-    def _send(self, answer: Answer, cut_after: int | None) -> None:
+    def _send(self, answer: Answer, cut_after: int | None, flip: int | None = None) -> None:
         size = answer.file.stat().st_size if answer.file else len(answer.body)
         status, start, stop = _range(self.headers["Range"], size) if answer.file else (answer.status, 0, size)
         self.record = replace(self.record, status=status)
@@ -173,6 +173,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         for piece in _pieces(answer, start, stop):
             piece = piece if cut_after is None else piece[: cut_after - self.record.sent]
+            place = -1 if flip is None else flip - self.record.sent
+            if 0 <= place < len(piece):
+                piece = piece[:place] + bytes([piece[place] ^ 1]) + piece[place + 1 :]
             self.wfile.write(piece)
             self.record = replace(self.record, sent=self.record.sent + len(piece))
             if cut_after is not None and self.record.sent >= cut_after:

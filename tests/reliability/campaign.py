@@ -147,7 +147,7 @@ class Operations:
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
-            path, mode, flags = arguments
+            path, _, flags = arguments
             if isinstance(path, (str, bytes)) and isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
                 self._about("open", os.fsdecode(path))
         elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod"):
@@ -362,10 +362,10 @@ def cut_the_power(place: Place) -> Tally:
 def run(place: Place, *, quick: bool) -> list[Tally]:
     """All campaigns."""
     return [
-        kill_everywhere(place, "port", 60 if quick else 9),
-        kill_everywhere(place, "finetune", 40 if quick else 5),
+        kill_everywhere(place, "port", 90 if quick else 9),
+        kill_everywhere(place, "finetune", 60 if quick else 5),
         *(() if quick else (kill_exchange(place),)),
-        two_at_once(place, (0.0, 1.0) if quick else (0.0, 0.5, 1.0, 2.0)),
+        two_at_once(place, (0.5,) if quick else (0.0, 0.5, 1.0, 2.0)),
         end_by_signal(place, (0.6,) if quick else (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5)),
         cut_the_power(place),
     ]

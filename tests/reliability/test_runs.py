@@ -1,0 +1,269 @@
+"""Runs that were killed, finished, damaged or moved: what `--resume` makes of them, and who may write where."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from click.testing import CliRunner, Result
+
+import hf_retarget as rt
+from hf_retarget.cli import main
+from hf_retarget.locks import lock_entry, lock_folder
+from hf_retarget.models import load_checkpoint, save_model
+from hf_retarget.pipeline import versions
+
+DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--data-validation", "0.2")
+STEPS = ("--steps", "3", "--batch-size", "8", "--device", "cpu")
+PORT = (*STEPS, "--grad-batches", "1", "--bn-batches", "1", "--control", "none")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("old", "tuned", "new")):
+        torch.manual_seed(seed)
+        net = timm.create_model("test_resnet", num_classes=10, in_chans=1)
+        save_model(folder / name, net.state_dict(), load_checkpoint(net))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trio(models) -> tuple[object, ...]:
+    return ("--src-base", models / "old", "--src-ft", models / "tuned", "--new-base", models / "new")
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_finished_run_says_so(models, trio, tmp_path):
+    commands = {
+        "ported": ("port", *trio, *DATA, *PORT),
+        "tuned": ("finetune", models / "old", *DATA, *STEPS),
+        "plane": ("plane", "--models", models / "old", models / "new", *DATA, "--grid", "2", "--limit", "10"),
+    }
+    for name, command in commands.items():
+        out = ("--out", tmp_path / name)
+        first = run(*command, *out)
+        assert first.exit_code == 0, first.output
+        again = run(*command, *out, "--resume")
+        assert again.exit_code == 0, again.output
+        assert "is finished; there is nothing to resume" in again.stderr
+        assert again.stdout == first.stdout
+        assert json.loads(run(*command, *out, "--resume", "--json").stdout)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(commands)
+    both = run(*commands["ported"], "--out", tmp_path / "ported", "--resume", "--overwrite")
+    assert (both.exit_code, "is finished" in both.stderr) == (0, True)
+
+
+def test_a_finished_run_of_another_command(trio, tmp_path):
+    out = ("--out", tmp_path / "ported")
+    assert run("port", *trio, *DATA, *PORT, *out).exit_code == 0
+    other = run("port", *trio, *DATA, *PORT, "--seed", "7", *out, "--resume")
+    assert (other.exit_code, "seed 0 and has 7" in other.stderr) == (1, True), other.stderr
+    before = weights(tmp_path / "ported")
+    replaced = run("port", *trio, *DATA, *PORT, "--seed", "7", *out, "--resume", "--overwrite")
+    assert replaced.exit_code == 0, replaced.output
+    assert weights(tmp_path / "ported") != before
+
+
+@pytest.fixture
+def killed(trio, tmp_path, monkeypatch) -> tuple[Path, tuple[object, ...]]:
+    """A port that ended after two of three steps, and its command."""
+    from hf_retarget.pipeline import steps
+
+    command = ("port", *trio, *DATA, *PORT, "--out", tmp_path / "ported")
+    write = steps.Diary.write
+
+    def write_and_end(self, state, history, best) -> None:
+        write(self, state, history, best)
+        if state.step == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.Diary, "write", write_and_end)
+        assert run(*command).exit_code == 130
+    return tmp_path / ".ported.work", command
+
+
+@pytest.mark.parametrize("pattern", ["run.json", "progress.json", "state-*.safetensors", "best-*.safetensors"])
+def test_a_state_that_is_damaged_is_computed_again(killed, trio, tmp_path, pattern):
+    hidden, command = killed
+    path = next(hidden.glob(pattern))
+    content = bytearray(path.read_bytes())
+    content[-len(content) // 4] ^= 4
+    path.write_bytes(content)
+    resumed = run(*command, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "damaged" in resumed.stderr
+    assert "computed again" in resumed.stderr
+    assert run(*command[:-1], tmp_path / "whole").exit_code == 0
+    assert weights(tmp_path / "ported") == weights(tmp_path / "whole")
+
+
+def test_a_state_that_is_whole_is_used(killed, tmp_path):
+    resumed = run(*killed[1], "--resume")
+    assert "continuing the port after step 2 of 3" in resumed.stderr
+    assert run(*killed[1][:-1], tmp_path / "whole").exit_code == 0
+    assert weights(tmp_path / "ported") == weights(tmp_path / "whole")
+
+
+def test_a_state_of_other_versions_or_threads_is_computed_again(killed, monkeypatch):
+    before = versions.describe_environment()
+    monkeypatch.setattr("hf_retarget.pipeline.port.describe_environment", lambda: {**before, "threads": 64})
+    resumed = run(*killed[1], "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert f"'threads' was {before['threads']} and is 64 now" in resumed.stderr
+    assert "computed again" in resumed.stderr
+    document = json.loads((killed[0].parent / "ported" / "port.json").read_text())
+    assert document["run"]["environment"]["threads"] == 64
+    assert document["device"]["threads"] == before["threads"]
+
+
+def test_strange_files_do_not_get_into_a_finished_folder(killed, tmp_path):
+    hidden, command = killed
+    (hidden / "result" / "secret.txt").write_text("private")
+    (hidden / "result" / ".port.json.abcdefgh.tmp").write_text("half")
+    assert run(*command, "--resume").exit_code == 0
+    names = {path.name for path in (tmp_path / "ported").rglob("*")}
+    assert not names & {"secret.txt", ".port.json.abcdefgh.tmp"}
+
+
+def test_a_folder_without_a_model_is_never_put_into_place(killed, tmp_path, monkeypatch):
+    from hf_retarget.pipeline import result
+
+    monkeypatch.setattr(result, "save_model", lambda *arguments, **options: None)
+    done = run(*killed[1], "--resume")
+    assert (done.exit_code, "holds no whole model" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "ported").exists()
+
+
+def test_the_second_run_learns_who_is_first(trio, models, tmp_path):
+    out = tmp_path / "deep" / "ported"
+    commands = (
+        ("port", *trio, *DATA, *PORT),
+        ("finetune", models / "old", *DATA, *STEPS),
+        ("plane", "--models", models / "old", models / "new", *DATA, "--grid", "2"),
+        ("port-all", "--src-base", models / "old", "--new-base", models / "new", "--models", models / "tuned", *DATA),
+    )
+    with lock_folder(out):
+        for command in commands:
+            second = run(*command, "--out", out)
+            assert second.exit_code == 1, second.output
+            assert "another run is working on" in second.stderr
+            assert "process" in second.stderr
+            assert "since" in second.stderr
+        free = run(*commands[1], "--out", out, "--no-lock")
+        assert free.exit_code == 0, free.output
+    assert sorted(path.name for path in out.parent.iterdir()) == ["ported"]
+
+
+def test_a_lock_that_a_killed_process_left_is_no_lock(models, tmp_path):
+    (tmp_path / ".tuned.lock").write_text("")
+    (tmp_path / ".tuned.lock.json").write_text('{"process": 1, "host": "x", "since": "then"}')
+    assert run("finetune", models / "old", *DATA, *STEPS, "--out", tmp_path / "tuned").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
+
+
+def test_a_file_system_without_locks_is_named(models, tmp_path, monkeypatch):
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    command = ("finetune", models / "old", *DATA, *STEPS, "--out", tmp_path / "tuned")
+    refused = run(*command)
+    assert (refused.exit_code, "--no-lock" in refused.stderr) == (1, True), refused.output
+    assert run(*command, "--no-lock").exit_code == 0
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_first(trio, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(
+        "hf_retarget.pipeline.inputs.load_checkpoint", lambda *arguments, **options: pytest.fail("too late")
+    )
+    done = run("port", *trio, *DATA, *PORT, "--out", tmp_path / "file" / "ported")
+    assert done.exit_code == 1
+    assert "cannot work in" in done.stderr
+
+
+def test_runs_wait_for_each_other_in_a_shared_cache(tmp_path):
+    order: list[str] = []
+    path = tmp_path / "cache" / "step-1.safetensors"
+
+    def second() -> None:
+        with lock_entry(path, lambda: order.append("waits")):
+            order.append("second")
+
+    with lock_entry(path, pytest.fail):
+        other = threading.Thread(target=second)
+        other.start()
+        while "waits" not in order:
+            pass
+        order.append("first")
+    other.join(timeout=60)
+    assert order == ["waits", "first", "second"]
+
+
+def test_a_damaged_gradient_is_computed_again(trio, tmp_path):
+    cache = ("--gradient-cache", tmp_path / "cache")
+    assert run("port", *trio, *DATA, *PORT, *cache, "--out", tmp_path / "first").exit_code == 0
+    files = sorted((tmp_path / "cache").rglob("*.safetensors"))
+    assert len(files) == 3
+    content = bytearray(files[0].read_bytes())
+    content[-1] ^= 0x80  # the sign of a number
+    files[0].write_bytes(content)
+    again = run("port", *trio, *DATA, *PORT, *cache, "--out", tmp_path / "second")
+    assert again.exit_code == 0, again.output
+    assert "is damaged" in again.stderr
+    assert weights(tmp_path / "first") == weights(tmp_path / "second")
+    assert [path.name for path in (tmp_path / "cache").rglob(".*")] == []
+
+
+def test_no_path_of_the_machine_is_written(models, tmp_path):
+    from PIL import Image
+
+    photos = tmp_path / "private" / "photos"
+    for split, count in (("train", 30), ("test", 10)):
+        for number in range(count):
+            place = photos / split / f"class{number % 2}"
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (28, 28), number * 5).save(place / f"{number}.png")
+    (photos / "train" / "class0" / "0.png").write_bytes(b"broken")
+    sides = [shutil.copytree(models / name, tmp_path / "private" / name) for name in ("old", "new")]
+    tuned = run("finetune", sides[0], "--data", photos, *STEPS, "--out", tmp_path / "private" / "tuned")
+    assert tuned.exit_code == 0, tuned.output
+    trio = ("--src-base", sides[0], "--src-ft", tmp_path / "private" / "tuned", "--new-base", sides[1])
+    ported = run("port", *trio, "--data", photos, *PORT, "--out", tmp_path / "private" / "ported")
+    assert ported.exit_code == 0, ported.output
+    assert "could not be read" in (tmp_path / "private" / "ported" / "port.json").read_text()
+    for folder in ("tuned", "ported"):
+        for path in (tmp_path / "private" / folder).rglob("*"):
+            if path.is_file():
+                assert b"private" not in path.read_bytes(), path
+    following = next(line for line in ported.stderr.splitlines() if line.startswith("Next: "))
+    assert f"--data-reference {photos}" in following
+
+
+def test_a_result_that_is_saved_twice(trio, tmp_path):
+    nets = [each for each in trio if isinstance(each, Path)]
+    recipe = rt.load_recipe("fashion-mnist").override(**{"data.limit": 60, "port.steps": 1, "port.control": "none"})
+    result = rt.port(*nets, recipe=recipe)
+    result.save(tmp_path / "saved")
+    with pytest.raises(rt.PortError, match="not empty"):
+        result.save(tmp_path / "saved")
+    before = weights(tmp_path / "saved")
+    result.save(tmp_path / "saved", overwrite=True)
+    assert weights(tmp_path / "saved") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
