@@ -188,9 +188,9 @@ def check_images(entries: Mapping[str, Any], where: str, file: str = CONFIG) -> 
         if entries.get(name):
             raise ModelError(f"{file} in '{where}' has '{name}', which would say where weights are; remove it")
     kept = {}
-    for name, (accepts, words) in _IMAGES.items():
-        if name in entries:
-            value = _frozen(entries[name])
+    for name, entry in entries.items():
+        if name in _IMAGES:
+            value, (accepts, words) = _frozen(entry), _IMAGES[name]
             if value is not None and not accepts(value):
                 raise ModelError(f"{file} in '{where}' has {name} {value!r:.100}; it must be {words}")
             kept[name] = value
