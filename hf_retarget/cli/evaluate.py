@@ -105,24 +105,14 @@ def _print(scored: Scored, everything: bool) -> None:
 
 
 def rank_classes(scored: Scored) -> list[Row]:
-    """Name, images and accuracy of every class that has images, the worst first.
-
-    Example:
-        >>> rank_classes(scored)      # doctest: +SKIP
-        [('shirt', '150', '54.7%'), ('bag', '150', '96.0%')]
-    """
+    """Name, images and accuracy of every class that has images, the worst first."""
     found = scored.score
     ranked = sorted((accuracy, number) for number, accuracy in enumerate(found.per_class) if accuracy is not None)
     return [(scored.name(number), f"{sum(found.confusion[number]):,}", f"{value:.1%}") for value, number in ranked]
 
 
 def rank_confusions(scored: Scored) -> list[Row]:
-    """The true class, the predicted one, how often, and which share of the true class, the most frequent first.
-
-    Example:
-        >>> rank_confusions(scored)      # doctest: +SKIP
-        [('shirt', 't-shirt', '31', '20.7%')]
-    """
+    """The true class, the predicted one, how often, and which share of the true class, the most frequent first."""
     ranked = sorted(
         (-count, true, predicted)
         for true, row in enumerate(scored.score.confusion)

@@ -82,11 +82,7 @@ def inspect(
 
 
 def derive(model: str, run_check: bool, options: dict[str, Any]) -> tuple[PermutationGraph, CheckResult | None]:
-    """The permutation graph of a model, and the result of the check if it was asked for.
-
-    Example:
-        >>> graph, check = derive("test_vit", run_check=True, options={})      # doctest: +SKIP
-    """
+    """The permutation graph of a model, and the result of the check if it was asked for."""
     with status(f"tracing {model}"):
         import hf_retarget as rt
 

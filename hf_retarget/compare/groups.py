@@ -66,13 +66,7 @@ class Group:
 
 @dataclass(frozen=True)
 class PortComparison:
-    """Several ports beside each other.
-
-    Example:
-        >>> found = rt.compare_ports(["ported-0/", "ported-1/"])        # doctest: +SKIP
-        >>> found.groups[0].top1["port"]                                # doctest: +SKIP
-        Spread(mean=0.61, deviation=0.012, count=2)
-    """
+    """Several ports beside each other."""
 
     groups: tuple[Group, ...]
     differing: tuple[str, ...]
@@ -110,10 +104,6 @@ def compare_ports(folders: Sequence[str | Path], *, over: Sequence[str] = ()) ->
 
     Nor do the fields of `over` make a group: they are called as in a recipe (`port.method`), or `source`, `tuned`,
     `target`, `data`.
-
-    Example:
-        >>> rt.compare_ports(["runs/"], over=["tuned"]).differing      # doctest: +SKIP
-        ('port.method',)
     """
     runs, problems = read_runs(folders)
     if not runs:

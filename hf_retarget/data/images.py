@@ -32,13 +32,7 @@ _ATTEMPTS = 100  # to replace a broken image by another one
 
 @dataclass(frozen=True)
 class ImageData:
-    """Everything a port needs to know about its data.
-
-    Example:
-        >>> data = load_data("fashion-mnist", DataOptions(), preprocess)      # doctest: +SKIP
-        >>> data.classes, len(data.train), len(data.validation), len(data.test)      # doctest: +SKIP
-        (10, 5400, 600, 1500)
-    """
+    """Everything a port needs to know about its data."""
 
     name: str
     labels: tuple[str, ...] | None
@@ -57,11 +51,7 @@ class ImageData:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Some rows of a source, with the labels the model knows.
-
-    Example:
-        >>> for images, labels in data.train.batches(128, seed=0, count=5): ...      # doctest: +SKIP
-    """
+    """Some rows of a source, with the labels the model knows."""
 
     name: str
     rows: Rows

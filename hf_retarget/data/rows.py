@@ -57,12 +57,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a `datasets.Dataset` whose image column is not decoded.
-
-    Example:
-        >>> TableRows(dataset, "image", "label", ("cat", "dog")).name(3)      # doctest: +SKIP
-        'row 3'
-    """
+    """Rows of a `datasets.Dataset` whose image column is not decoded."""
 
     dataset: Any
     image_column: str

@@ -18,11 +18,7 @@ SPLITS = (*TRAIN, *TEST)
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset that was found; its splits are functions, as not all may be needed.
-
-    Example:
-        >>> Source("pets", {"train": lambda: rows}).splits["train"]()      # doctest: +SKIP
-    """
+    """A dataset that was found; its splits are functions, as not all may be needed."""
 
     name: str
     splits: Mapping[str, Callable[[], Rows]]

@@ -25,11 +25,7 @@ _FOLDERS = ("imagefolder",)  # builders whose rows name files
 
 
 def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
-    """A dataset of the Hub, `org/name` or `org/name@revision`.
-
-    Example:
-        >>> open_hub("uoft-cs/cifar10", DataOptions()).revision      # doctest: +SKIP
-    """
+    """A dataset of the Hub, `org/name` or `org/name@revision`."""
     name, _, revision = reference.partition("@")
     asked, token = revision or options.revision, clean_token(token)
     failure = f"dataset '{name}' cannot be loaded from the Hub"
@@ -65,11 +61,7 @@ def _load_from_hub(name: str, config: str | None, revision: str | None, token: s
 
 
 def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source:
-    """Parquet or arrow files, all of one kind, as one split.
-
-    Example:
-        >>> open_files([Path("a.parquet"), Path("b.parquet")], "letters", DataOptions())      # doctest: +SKIP
-    """
+    """Parquet or arrow files, all of one kind, as one split."""
     from datasets import load_dataset
 
     kinds = {KINDS.get(path.suffix.casefold()) for path in paths}
@@ -82,12 +74,7 @@ def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source
 
 
 def open_table_folder(folder: Path, options: DataOptions) -> Source:
-    """A folder of parquet or arrow files whose names tell the splits, or one that `save_to_disk` wrote.
-
-    Example:
-        >>> sorted(open_table_folder(Path("cifar10"), DataOptions()).splits)      # doctest: +SKIP
-        ['test', 'train']
-    """
+    """A folder of parquet or arrow files whose names tell the splits, or one that `save_to_disk` wrote."""
     from datasets import load_dataset_builder, load_from_disk
 
     folder = folder.resolve()
@@ -133,22 +120,13 @@ def open_tables(
     revision: str | None = None,
     places: tuple[Path, ...] | None = None,
 ) -> Source:
-    """Splits that are `datasets.Dataset` already; rows may name files below `places` (anywhere, if None).
-
-    Example:
-        >>> open_tables("pets", {"train": dataset}, DataOptions())      # doctest: +SKIP
-    """
+    """Splits that are `datasets.Dataset` already; rows may name files below `places` (anywhere, if None)."""
     splits = {split: partial(open_rows, table, options, places) for split, table in tables.items()}
     return Source(name, splits, revision)
 
 
 def open_rows(table: Any, options: DataOptions, places: tuple[Path, ...] | None = None) -> TableRows:
-    """Find the columns of images and of labels.
-
-    Example:
-        >>> open_rows(dataset, DataOptions(label_column="breed")).names      # doctest: +SKIP
-        ('beagle', 'boxer')
-    """
+    """Find the columns of images and of labels."""
     import datasets
 
     table = table.with_format(None)
@@ -158,12 +136,7 @@ def open_rows(table: Any, options: DataOptions, places: tuple[Path, ...] | None 
 
 
 def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str]:
-    """The columns of images and of labels: those asked for, the only likely ones, or those with a usual name.
-
-    Example:
-        >>> find_columns({"picture": Image(), "breed": ClassLabel(2)}, DataOptions())      # doctest: +SKIP
-        ('picture', 'breed')
-    """
+    """The columns of images and of labels: those asked for, the only likely ones, or those with a usual name."""
     import datasets
 
     typed = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]

@@ -18,11 +18,7 @@ from hf_retarget.files import load_tensors, save_tensors
 
 @dataclass(frozen=True)
 class Training:
-    """What changes while a model trains. The loop steps it, a checkpoint stores it.
-
-    Example:
-        >>> training = Training(model, optimizer, torch.amp.GradScaler(enabled=False))      # doctest: +SKIP
-    """
+    """What changes while a model trains. The loop steps it, a checkpoint stores it."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer

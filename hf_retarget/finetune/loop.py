@@ -70,10 +70,6 @@ def finetune(
     With a `checkpoint` path the state is kept there, and a fine-tuning that was killed goes on to the very same
     weights. Several processes all take the same steps: the result is that of one, and `score` may share its work.
     With `workers` that many processes read the images.
-
-    Example:
-        >>> options = TrainOptions(steps=100, lr=0.05, evaluate_every=20)                   # doctest: +SKIP
-        >>> history = finetune(model, data.train, options, checkpoint=Path("state"))        # doctest: +SKIP
     """
     if not (options.steps or options.epochs):
         return History((), (), 0.0)

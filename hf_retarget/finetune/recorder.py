@@ -22,15 +22,6 @@ class TrajectoryRecorder:
 
     It takes wrapped models (accelerate, DistributedDataParallel, torch.compile) as they are, and among several
     processes only the first writes.
-
-    Example:
-        >>> recorder = TrajectoryRecorder("trajectory", every=10)          # doctest: +SKIP
-        >>> recorder.start(model)                                          # doctest: +SKIP
-        >>> for step, batch in enumerate(loader, 1):                       # doctest: +SKIP
-        ...     train(model, batch)
-        ...     recorder.record(model, step)
-        >>> recorder.finish(model, step)                                   # doctest: +SKIP
-        >>> CheckpointTrajectory(source, TrajectoryRecorder.load("trajectory"))      # doctest: +SKIP
     """
 
     def __init__(self, folder: str | Path, every: int = 10) -> None:
@@ -60,11 +51,7 @@ class TrajectoryRecorder:
             self._write(model, step)
 
     def callback(self) -> Any:
-        """A `transformers.TrainerCallback` that records while a `Trainer` trains.
-
-        Example:
-            >>> Trainer(model, args, callbacks=[recorder.callback()])      # doctest: +SKIP
-        """
+        """A `transformers.TrainerCallback` that records while a `Trainer` trains."""
         try:
             from transformers import TrainerCallback
         except ImportError as error:

@@ -53,10 +53,6 @@ def ask(call: Callable[[], T]) -> T:
 
     The call must be one that may be repeated. What is raised in the end is the client's own error, or `GaveUp`;
     `explain` words it.
-
-    Example:
-        >>> ask(lambda: HfApi().model_info("timm/resnet18.a1_in1k").sha)      # doctest: +SKIP
-        '491b427b…'
     """
     from huggingface_hub import get_token
 

@@ -61,12 +61,7 @@ _installed = threading.Lock()
 
 @contextmanager
 def watching(patience: float) -> Iterator[None]:
-    """Watch the client of this process while the block runs.
-
-    Example:
-        >>> with watching(60):                                          # doctest: +SKIP
-        ...     HfApi().model_info("timm/resnet18.a1_in1k")
-    """
+    """Watch the client of this process while the block runs."""
     _install()
     watch = _Watch(patience)
     _WATCHES.append(watch)

@@ -13,7 +13,7 @@ def clean_token(token: str | None) -> str | None:
     """A token without the line feed that copying adds; one that cannot be is an error, which does not show it.
 
     Example:
-        >>> clean_token("hf_abc\n")
+        >>> clean_token(" hf_abc ")
         'hf_abc'
     """
     if not isinstance(token, str):
@@ -122,12 +122,7 @@ def describe_gate(repository: str) -> str:
 def explained(
     kind: type[RetargetError], repository: str, revision: str | None = None, *, what: str = "model"
 ) -> Iterator[None]:
-    """Turn the client's errors into one of ours.
-
-    Example:
-        >>> with explained(ModelError, "org/name"):                           # doctest: +SKIP
-        ...     ask(lambda: HfApi().model_info("org/name"))
-    """
+    """Turn the client's errors into one of ours."""
     try:
         yield
     except RetargetError:

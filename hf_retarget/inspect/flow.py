@@ -49,10 +49,6 @@ def flows(graph: PermutationGraph) -> dict[str, Flow]:
     """The flow of every tensor, by name.
 
     A weight's dimension 0 is its output side, as in ``nn.Linear`` and ``nn.Conv2d``.
-
-    Example:
-        >>> flows(graph)["fc1.weight"]      # doctest: +SKIP
-        Flow(reads=('stem',), writes=('fc1',), ...)
     """
     reasons: dict[tuple[str, int], str] = {}
     for pinned in graph.pinned:

@@ -32,12 +32,7 @@ class Run:
 
 
 def repeated_blocks(graph: PermutationGraph, shortest: int = 3) -> tuple[Run, ...]:
-    """All runs of at least `shortest` blocks that are alike, in order, none inside another.
-
-    Example:
-        >>> [str(run) for run in repeated_blocks(graph)]      # doctest: +SKIP
-        ['blocks.0 … blocks.5']
-    """
+    """All runs of at least `shortest` blocks that are alike, in order, none inside another."""
     homes = {group.name: home(axis.tensor for axis in group.axes) for group in graph.groups}
     return tuple(_runs(graph, homes, "", list(graph.layouts), shortest))
 

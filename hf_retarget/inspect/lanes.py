@@ -76,12 +76,7 @@ class Sketch:
 
 
 def sketch(graph: PermutationGraph, everything: bool = False) -> Sketch:
-    """Lay out a graph. Long models show the first and the last of many blocks that are alike, unless `everything`.
-
-    Example:
-        >>> sketch(graph).rows[0].name      # doctest: +SKIP
-        'patch_embed.proj'
-    """
+    """Lay out a graph. Long models show the first and the last of many blocks that are alike, unless `everything`."""
     rows = _rows(graph)
     if len(rows) > _MANY_ROWS and not everything:
         rows = _fold(rows, repeated_blocks(graph, shortest=4))

@@ -28,11 +28,7 @@ _REASONS = {
 
 
 def draw_page(graph: PermutationGraph, model: str, everything: bool = False, check: CheckResult | None = None) -> str:
-    """The page as a string; it needs no network.
-
-    Example:
-        >>> Path("vit.html").write_text(draw_page(rt.trace(model), "test_vit"))      # doctest: +SKIP
-    """
+    """The page as a string; it needs no network."""
     summary = summarise(graph, model)
     plan = sketch(graph, everything)
     head = element(

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def draw_picture(graph: PermutationGraph, model: str, everything: bool = False) -> str:
-    """The picture as a self-contained SVG document.
-
-    Example:
-        >>> Path("vit.svg").write_text(draw_picture(rt.trace(model), "test_vit"))      # doctest: +SKIP
-    """
+    """The picture as a self-contained SVG document."""
     return render_svg(picture(graph, model, sketch(graph, everything))) + "\n"
 
 
@@ -30,9 +26,6 @@ def draw_fit(graph: PermutationGraph, model: str, gains: Mapping[str, float], no
     """The picture as a part of a page, with groups painted by what was gained in them, and a note on each.
 
     Gains lie between 0 and 1; a group without one is gray.
-
-    Example:
-        >>> draw_fit(graph, "test_vit", {"norm.weight": 0.4}, {"norm.weight": "82% moved"})      # doctest: +SKIP
     """
     paint = {group.name: gain_colour(gains.get(group.name)) for group in graph.groups}
     drawn = picture(graph, model, sketch(graph), explained=False, paint=paint, notes=notes)

@@ -39,10 +39,6 @@ def roles(graph: PermutationGraph) -> dict[str, Role]:
 
     Roles are for people to read, and nothing is computed from them. They are read off layouts and module paths, where a
     gate that reaches beyond its block looks like a residual stream: an addition and a product move axes alike.
-
-    Example:
-        >>> roles(graph)["patch_embed.proj"]      # doctest: +SKIP
-        <Role.STREAM: 'residual stream'>
     """
     in_convolutions = _groups_inside_convolutions(graph)
     segments = _segments(graph)

@@ -92,12 +92,7 @@ class Summary:
 
 
 def summarise(graph: PermutationGraph, model: str) -> Summary:
-    """The figures of one graph; `model` is the name under which they are shown.
-
-    Example:
-        >>> summarise(rt.trace(timm.create_model("test_vit")), "test_vit").per_block      # doctest: +SKIP
-        12
-    """
+    """The figures of one graph; `model` is the name under which they are shown."""
     role_of = roles(graph)
     touched = _parameters_touched(graph)
     return Summary(

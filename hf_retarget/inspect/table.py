@@ -27,9 +27,6 @@ def print_summary(summary: Summary, file: IO[str], everything: bool = False, che
     """Print figures, groups and pinned axes to `file`.
 
     On a terminal, blocks that repeat are folded into the first of them unless `everything`.
-
-    Example:
-        >>> print_summary(summarise(graph, "test_vit"), sys.stdout)      # doctest: +SKIP
     """
     terminal = bool(getattr(file, "isatty", lambda: False)())
     console = (

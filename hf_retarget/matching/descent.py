@@ -58,10 +58,6 @@ def descend(
     Groups are visited in a seeded random order; of several `restarts`, with other orders and without the guess, the
     best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last. With `coarse`, a
     descent over large exact stacks goes first over a compressed copy, where a sweep costs a fraction.
-
-    Example:
-        >>> match = descend(stacks, seed=0)                      # doctest: +SKIP
-        >>> ported = graph.apply(match.permutation, delta)       # doctest: +SKIP
     """
     levels = _levels(stacks) if coarse else [stacks]
     runs = [_refine(levels, start or _guess(levels[0]), seed, max_sweeps, tolerance)]

@@ -36,10 +36,6 @@ def matching_mode(model: nn.Module) -> Iterator[None]:
     """Dropout and drop-path off, BatchNorm on the statistics of the batch, and everything as it was afterwards.
 
     BatchNorm without running statistics uses those of the batch in evaluation mode too, so they are simply taken away.
-
-    Example:
-        >>> with matching_mode(model):             # doctest: +SKIP
-        ...     loss(model(images), labels).backward()
     """
     modes = [(module, module.training) for module in model.modules()]
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -62,10 +58,6 @@ class Gradients:
 
     With several processes (an `accelerate.Accelerator` under torchrun) each takes its share of the minibatches; sums
     are kept in float64, so that the average does not depend on who computed what.
-
-    Example:
-        >>> gradients = Gradients(model, nn.functional.cross_entropy)                  # doctest: +SKIP
-        >>> at_source = gradients(source_weights, batches)                             # doctest: +SKIP
     """
 
     model: nn.Module

@@ -36,12 +36,7 @@ def method(name: str) -> Callable[[Method], Method]:
 
 
 def run(name: str, problem: Problem, state: State | None = None) -> Iterator[State]:
-    """Run a method step by step, from the beginning or from where a saved state left off.
-
-    Example:
-        >>> for state in run("fgmt", problem):                   # doctest: +SKIP
-        ...     state.save("state.safetensors")
-    """
+    """Run a method step by step, from the beginning or from where a saved state left off."""
     if name not in METHODS:
         raise MatchError(f"unknown method '{name}'; choose one of {', '.join(sorted(METHODS))}")
     state = begin(problem) if state is None else state
@@ -59,10 +54,6 @@ def match(graph: PermutationGraph, target: Tensors, source: Tensors, **options: 
     """Find the permutation that best maps `source` onto `target`: weights, gradients or deltas.
 
     Options are those of `hf_retarget.matching.descend`.
-
-    Example:
-        >>> found = match(graph, target_weights, source_weights)            # doctest: +SKIP
-        >>> aligned = graph.apply(found.permutation, source_weights)        # doctest: +SKIP
     """
     stacks = Stacks(graph)
     stacks.add(target, source)

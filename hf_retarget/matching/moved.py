@@ -24,13 +24,7 @@ Moves = dict[str, Tensor]
 
 
 class MovedSource:
-    """Both sides of the stacks, piece by piece; the source in the current order of its neurons.
-
-    Example:
-        >>> source = MovedSource(stacks, stacks.graph.identity())                   # doctest: +SKIP
-        >>> source.gains(0, (), (0,)).shape                                         # doctest: +SKIP
-        (64, 64)
-    """
+    """Both sides of the stacks, piece by piece; the source in the current order of its neurons."""
 
     def __init__(self, stacks: Stacks, start: Permutation) -> None:
         self.weights = stacks.weights()

@@ -142,13 +142,7 @@ def _turned(parts: list[Tensor], turn: Tensor) -> Tensor:
 
 @dataclass
 class Stacks:
-    """Pairs of tensors, step after step, and the objective over them.
-
-    Example:
-        >>> stacks = Stacks(graph)                                 # doctest: +SKIP
-        >>> stacks.add(target_gradient, source_gradient)           # doctest: +SKIP
-        >>> stacks.objective()                                     # doctest: +SKIP
-    """
+    """Pairs of tensors, step after step, and the objective over them."""
 
     graph: PermutationGraph
     compression: Compression | None = None

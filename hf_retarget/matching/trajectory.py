@@ -73,11 +73,7 @@ class LinearTrajectory:
 
 @dataclass(frozen=True)
 class CheckpointTrajectory:
-    """The weights as they really were: state dicts or safetensors files, read only when needed.
-
-    Example:
-        >>> path = CheckpointTrajectory(source, ["epoch1.safetensors", "epoch2.safetensors"])      # doctest: +SKIP
-    """
+    """The weights as they really were: state dicts or safetensors files, read only when needed."""
 
     source: Tensors
     checkpoints: Sequence[Tensors | str | Path]
@@ -116,11 +112,7 @@ class CheckpointTrajectory:
 def transplant(
     target: Tensors, delta: Tensors, graph: PermutationGraph, permutation: Permutation, scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """target + scale · π delta.
-
-    Example:
-        >>> ported = transplant(target, delta, graph, match.permutation)      # doctest: +SKIP
-    """
+    """target + scale · π delta."""
     same_tensors(target, delta, "target", "delta")
     moved = graph.apply(permutation, delta)
     return {name: weight + scale * moved[name].to(weight) for name, weight in target.items()}

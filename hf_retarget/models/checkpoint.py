@@ -19,14 +19,7 @@ from hf_retarget.models.tensors import fits
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Weights as they are stored, with the architecture that they fit.
-
-    Example:
-        >>> tuned = load_checkpoint("tuned/")                      # doctest: +SKIP
-        >>> tuned.architecture, tuned.num_classes                  # doctest: +SKIP
-        ('resnet18', 200)
-        >>> model = tuned.build()                                  # doctest: +SKIP
-    """
+    """Weights as they are stored, with the architecture that they fit."""
 
     reference: str
     """As the user gave it."""

@@ -36,12 +36,7 @@ class Description:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json as a dictionary.
-
-    Example:
-        >>> read_config(Path("tuned/config.json"))["architecture"]      # doctest: +SKIP
-        'resnet18'
-    """
+    """A config.json as a dictionary."""
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
@@ -111,12 +106,7 @@ def describe_module(model: nn.Module) -> dict[str, Any]:
 
 
 def compose_config(description: Description, model: nn.Module) -> dict[str, Any]:
-    """The config.json of a model, in the order timm writes it.
-
-    Example:
-        >>> compose_config(description, model)["architecture"]      # doctest: +SKIP
-        'resnet18'
-    """
+    """The config.json of a model, in the order timm writes it."""
     nested = {key: value for key, value in known_to_timm(description.config).items() if key not in _LABELS}
     nested.pop("architecture", None)
     nested.update(num_classes=description.num_classes, custom_load=False)

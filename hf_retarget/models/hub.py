@@ -40,10 +40,6 @@ def fetch_model(
     """Download what is needed of a model, or find it in the cache; the folder it is in, and its commit.
 
     Only the first file is asked for by branch or tag: the others come from the commit that was answered with.
-
-    Example:
-        >>> fetch_model("timm/resnet18.a1_in1k", token=None)      # doctest: +SKIP
-        (PosixPath('…/snapshots/491b427b…'), '491b427b…')
     """
     commit = None
     if config:
@@ -86,12 +82,7 @@ def _fetch_weights(repository: str, revision: str | None, allow_pickle: bool, to
 
 
 def fetch_card(repository: str, commit: str | None, token: str | None) -> Path | None:
-    """The README.md of a model, beside its other files; None if it has none, or the Hub cannot be asked now.
-
-    Example:
-        >>> fetch_card("timm/resnet18.a1_in1k", None, token=None).name      # doctest: +SKIP
-        'README.md'
-    """
+    """The README.md of a model, beside its other files; None if it has none, or the Hub cannot be asked now."""
     from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
 
     if try_to_load_from_cache(repository, "README.md", revision=commit) is _CACHED_NO_EXIST:
@@ -103,23 +94,13 @@ def fetch_card(repository: str, commit: str | None, token: str | None) -> Path |
 
 
 def read_bases(card: Path) -> tuple[str, ...]:
-    """The models on the Hub of which a README.md says that this one was made from them.
-
-    Example:
-        >>> read_bases(Path("ported/README.md"))      # doctest: +SKIP
-        ('timm/resnet18.a1_in1k',)
-    """
+    """The models on the Hub of which a README.md says that this one was made from them."""
     named = _read_card(card).get("base_model") or ()
     return tuple(each for each in ([named] if isinstance(named, str) else named) if isinstance(each, str))
 
 
 def read_licence(card: Path) -> dict[str, str]:
-    """The entries of a README.md about the licence; one that is not the Hub's own goes by its name.
-
-    Example:
-        >>> read_licence(Path("model/README.md"))      # doctest: +SKIP
-        {'license': 'dinov3-license', 'license_link': 'https://…'}
-    """
+    """The entries of a README.md about the licence; one that is not the Hub's own goes by its name."""
     entries = _read_card(card)
     if entries.get("license") == "other" and entries.get("license_name"):
         entries["license"] = entries["license_name"]
@@ -229,10 +210,6 @@ def peek_model(
     """Put into a folder what a model on the Hub is, but for the numbers; its commit, and how many bytes those are.
 
     Of the weights, only the headers come over the line; what is in the cache comes from there, and counts nothing.
-
-    Example:
-        >>> peek_model("timm/resnet18.a1_in1k", place=Path("resnet18"), token=None)      # doctest: +SKIP
-        ('491b427b…', 46807446)
     """
     commit = None
     if config:

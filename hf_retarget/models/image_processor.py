@@ -18,12 +18,7 @@ _SQUASHED_FROM = 384
 
 
 def read_processor(folder: Path) -> dict[str, Any] | None:
-    """The file as it is, if there is one.
-
-    Example:
-        >>> read_processor(Path("tuned"))["image_mean"]      # doctest: +SKIP
-        [0.5, 0.5, 0.5]
-    """
+    """The file as it is, if there is one."""
     path = folder / PREPROCESSOR
     return read_config(path) if path.is_file() else None
 

@@ -101,12 +101,6 @@ def load_checkpoint(
     A file needs `arch`, a timm name or `module:factory` (with its constructor arguments in `options`); for a folder
     or a Hub id it overrules config.json. An existing file or folder goes before a name. `access` says how weights get
     here: whole, unless `peek_checkpoint` wants their shapes only.
-
-    Example:
-        >>> load_checkpoint("resnet18.a1_in1k").revision                          # doctest: +SKIP
-        '491b427b45c94c7fb0e78b5474cc919aff584bbf'
-        >>> load_checkpoint("weights.safetensors", arch="resnet18").num_classes   # doctest: +SKIP
-        200
     """
     if isinstance(reference, nn.Module):
         return _from_module(reference, num_classes)

@@ -26,12 +26,7 @@ _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_
 
 
 def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold the weights of a folder: one, the shards of an index, or, if asked for, a pickle.
-
-    Example:
-        >>> weight_files(Path("tuned"), "tuned")      # doctest: +SKIP
-        [PosixPath('tuned/model.safetensors')]
-    """
+    """The files that hold the weights of a folder: one, the shards of an index, or, if asked for, a pickle."""
     if (folder / SAFE).is_file():
         return [folder / SAFE]
     if (folder / INDEX).is_file():
@@ -66,12 +61,7 @@ def pickle_only(where: str, name: str) -> str:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files a model.safetensors.index.json names, each once, in order.
-
-    Example:
-        >>> shard_names(Path("large/model.safetensors.index.json"))      # doctest: +SKIP
-        ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
-    """
+    """The files a model.safetensors.index.json names, each once, in order."""
     try:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -83,12 +73,7 @@ def shard_names(index: Path) -> list[str]:
 
 
 def read_weights(files: Iterable[Path], *, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """All tensors of some files, in the dtypes they are stored in.
-
-    Example:
-        >>> read_weights([Path("tuned/model.safetensors")])["fc.bias"].dtype      # doctest: +SKIP
-        torch.float16
-    """
+    """All tensors of some files, in the dtypes they are stored in."""
     weights: dict[str, Tensor] = {}
     for path in files:
         if not path.is_file():

@@ -32,10 +32,6 @@ def save_model(
 
     Tensors are stored as `like` has them, or in `dtype`. `config` replaces entries of its configuration, such as
     input_size. Label names are only written if they are given.
-
-    Example:
-        >>> save_model("ported/", weights, target, num_classes=200, labels=tuned.labels)      # doctest: +SKIP
-        >>> timm.create_model("local-dir:ported/", pretrained=True)                           # doctest: +SKIP
     """
     classes = like.num_classes if num_classes is None else num_classes
     if labels is not None and len(labels) != classes:

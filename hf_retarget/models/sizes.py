@@ -18,12 +18,7 @@ _NOTHING = torch.empty(0)
 
 
 def infer_sizes(weights: Mapping[str, Tensor], about: Description, model: nn.Module) -> Description:
-    """The description, completed from tensors that are under the model's names.
-
-    Example:
-        >>> infer_sizes(weights, Description("resnet18", {}, None, None, {}), model).num_classes      # doctest: +SKIP
-        200
-    """
+    """The description, completed from tensors that are under the model's names."""
     if "in_chans" not in about.options and (channels := find_channels(weights, about)):
         options = {**about.options, "in_chans": channels}
         about = replace(about, options=options, config=taking_channels(about.config, channels))
@@ -37,10 +32,6 @@ def find_channels(weights: Mapping[str, Tensor], about: Description) -> int | No
     """How many channels the first convolution has, if it is another number than the same model for colours has there.
 
     To say so is to say `in_chans`, even where timm would find it out: from the size of the images in its configuration.
-
-    Example:
-        >>> find_channels(model.state_dict(), Description("resnet18", {}, 10, None, config))      # doctest: +SKIP
-        1
     """
     first = about.config.get("first_conv")
     names = [first] if isinstance(first, str) else list(first or ())

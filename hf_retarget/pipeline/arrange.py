@@ -44,12 +44,7 @@ def arrange(
     seed: int = 0,
     progress: Progress,
 ) -> Arranged:
-    """Permute the models that are to be permuted; `model` is one of their architecture, to derive the graph from.
-
-    Example:
-        >>> arrange({"new": new, "old": old}, "match", net, (3, 32, 32), progress=SILENT).permuted      # doctest: +SKIP
-        (None, {'by': 'match', 'moved': 0.98, …})
-    """
+    """Permute the models that are to be permuted; `model` is one of their architecture, to derive the graph from."""
     names = list(models)
     wanted = dict.fromkeys(names[1:], MATCH) if permute == MATCH else _named(permute, names)
     if not wanted:

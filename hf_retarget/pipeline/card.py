@@ -47,20 +47,12 @@ def describe_rows(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def card_of_port(document: dict[str, Any], target: Checkpoint, folder: Path) -> str:
-    """README.md for a folder that holds all other files of a port.
-
-    Example:
-        >>> card_of_port(result.figures, result.inputs.target, Path("ported"))      # doctest: +SKIP
-    """
+    """README.md for a folder that holds all other files of a port."""
     return write_port_card(document, describe_rows(document), library=_library(target), curve=_curve(folder))
 
 
 def card_of_tuning(document: dict[str, Any], model: Checkpoint, folder: Path) -> str:
-    """README.md for a folder that holds all other files of a fine-tuning.
-
-    Example:
-        >>> card_of_tuning(result.document, checkpoint, Path("tuned"))      # doctest: +SKIP
-    """
+    """README.md for a folder that holds all other files of a fine-tuning."""
     return write_tuned_card(document, library=_library(model), curve=_curve(folder))
 
 

@@ -67,13 +67,7 @@ class GraphFacts:
 
 @dataclass(frozen=True)
 class InputCheck:
-    """What was found. Where something stands against a port, what depends on it is None.
-
-    Example:
-        >>> found = rt.check_inputs("timm/a", "me/a-birds", "timm/b")      # doctest: +SKIP
-        >>> found.compatible, found.problems                               # doctest: +SKIP
-        (True, ())
-    """
+    """What was found. Where something stands against a port, what depends on it is None."""
 
     sides: Mapping[str, Side]
     """source, tuned and target."""
@@ -126,12 +120,6 @@ def check_inputs(
     The arguments are those of `port`; without `data`, only the models are checked. With `load_weights`, the weights
     are loaded after all, and cheap signs are measured of whether a port will pay. A model that cannot be found or read
     is an error; models that do not fit together are a result.
-
-    Example:
-        >>> import hf_retarget as rt
-        >>> found = rt.check_inputs("timm/resnet18.tv_in1k", "me/birds", "timm/resnet18.a1_in1k")    # doctest: +SKIP
-        >>> found.compatible, found.download, found.graph.groups                                     # doctest: +SKIP
-        (True, 140324438, 12)
     """
     chosen, images = settle_recipe(data, recipe, preset, overrides)
     given = chosen.data.reference or not isinstance(images, str)

@@ -47,13 +47,7 @@ class Measured:
 
 
 def measure(task: Task, judge: Judge, found: Walk, recipe: Recipe, work: Path | None = None) -> Measured:
-    """Fine-tune the ported model on if the recipe says so, and score it and all it is compared with on the test images.
-
-    Example:
-        >>> measured = measure(task, judge, found, recipe)                       # doctest: +SKIP
-        >>> measured.scores["port"].top1 - measured.scores["control"].top1       # doctest: +SKIP
-        0.083
-    """
+    """Fine-tune the ported model on if the recipe says so; score it and what it is compared with on the test images."""
     return _Measuring(task, judge, found, recipe, work).run()
 
 

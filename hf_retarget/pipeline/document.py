@@ -39,12 +39,7 @@ def compose_document(
     samples: dict[str, Any] | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """All that is known about a finished port, as plain JSON values: a number that is none becomes null.
-
-    Example:
-        >>> compose_document(recipe, inputs, derived, task, judge, found, measured)["format"]      # doctest: +SKIP
-        'hf-retarget/port/1'
-    """
+    """All that is known about a finished port, as plain JSON values: a number that is none becomes null."""
     best = found.history[found.best.step - 1]
     versions = list_versions()
     document = {

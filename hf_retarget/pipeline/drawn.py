@@ -15,8 +15,6 @@ class Drawn:
 
     Example:
         >>> drawn = Drawn((3, 32, 32))
-        >>> drawn.get("batchnorm", 640, draw) is drawn.get("batchnorm", 640, draw)      # doctest: +SKIP
-        True
     """
 
     image: tuple[int, ...]

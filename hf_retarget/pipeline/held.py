@@ -25,13 +25,7 @@ class Derived:
 
 
 def derive_graph(model: nn.Module, input_size: tuple[int, int, int], *, verify: bool = True) -> Derived:
-    """Trace a model for images of this size, and verify the graph; one that does not hold is an error.
-
-    Example:
-        >>> derived = derive_graph(model, (3, 32, 32))      # doctest: +SKIP
-        >>> derived.check.verdict                           # doctest: +SKIP
-        'passed: 2 random permutations kept the function …'
-    """
+    """Trace a model for images of this size, and verify the graph; one that does not hold is an error."""
     example = torch.zeros(2, *input_size)  # two, so that the batch is not mistaken for an axis of one element
     graph = trace(model, example)
     result = check(model, graph, example) if verify else None
@@ -49,10 +43,6 @@ def find_tables(graph: PermutationGraph, model: nn.Module) -> tuple[str, ...]:
 
     The ported net has the target's tables, so the delta must stay in their order. BatchNorm's statistics are no such
     tables, since they are estimated anew; nor is a buffer whose numbers are all the same.
-
-    Example:
-        >>> find_tables(graph, nn.Linear(2, 2))      # doctest: +SKIP
-        ()
     """
     statistics = {
         f"{where}.{name}" if where else name
@@ -69,11 +59,7 @@ def find_tables(graph: PermutationGraph, model: nn.Module) -> tuple[str, ...]:
 
 
 def without(graph: PermutationGraph, names: Collection[str]) -> PermutationGraph:
-    """The same graph with some groups pinned. Blocks that one of them permuted stay in order, and keep their insides.
-
-    Example:
-        >>> without(graph, ["blocks.0.attn.head"]).groups      # doctest: +SKIP
-    """
+    """The same graph with some groups pinned; blocks that one of them permuted stay in order and keep their insides."""
     pinned = [
         PinnedAxis(axis, "constant", "a table that the target keeps")
         for group in graph.groups

@@ -96,13 +96,7 @@ def gather_inputs(
     token: str | None = None,
     progress: Progress = SILENT,
 ) -> Inputs:
-    """Load everything, and check it against each other before anything long begins.
-
-    Example:
-        >>> inputs = gather_inputs("old/", "tuned/", "new/", "", load_recipe("cub"))      # doctest: +SKIP
-        >>> inputs.heads.policy                                                           # doctest: +SKIP
-        'zero'
-    """
+    """Load everything, and check it against each other before anything long begins."""
 
     def load(reference: Reference) -> Checkpoint:
         return load_checkpoint(reference, arch=arch, allow_pickle=allow_pickle, token=token)

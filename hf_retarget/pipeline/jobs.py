@@ -79,12 +79,7 @@ def check_name(name: str) -> str:
 
 
 def read_jobs(path: str | Path) -> list[PortJob]:
-    """The jobs of a YAML file: a list of models, or of entries with `model`, `data`, `recipe`, `overrides`, `name`.
-
-    Example:
-        >>> read_jobs("models.yaml")      # doctest: +SKIP
-        [PortJob(model='me/birds', data='cub', …), PortJob(model='me/pets', data='pets', …)]
-    """
+    """The jobs of a YAML file: a list of models, or of entries with `model`, `data`, `recipe`, `overrides`, `name`."""
     import yaml
 
     try:

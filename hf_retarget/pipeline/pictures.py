@@ -15,11 +15,7 @@ from hf_retarget.report import compose_report
 def write_report(
     folder: Path, document: dict[str, Any], graph: PermutationGraph, thumbnails: Mapping[int, bytes]
 ) -> None:
-    """Write report.html and figures/. What cannot be drawn is named there and warned of; the model does not suffer.
-
-    Example:
-        >>> write_report(Path("ported"), result.figures, result.graph, result.thumbnails)      # doctest: +SKIP
-    """
+    """Write report.html and figures/. What cannot be drawn is named there and warned of; the model does not suffer."""
     try:
         report = compose_report(document, thumbnails, _draw_graph(document, graph))
     except Exception as error:  # whatever it is: hours of work are worth more than a page about them

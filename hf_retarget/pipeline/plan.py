@@ -54,12 +54,7 @@ class Plan:
 
 
 def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any = None, **options: Any) -> Plan:
-    """Load and check everything as a port would, time one minibatch, and stop there; the arguments are those of `port`.
-
-    Example:
-        >>> plan("old/", "tuned/", "new/", "cub").gradients      # doctest: +SKIP
-        150
-    """
+    """Load and check everything as a port would, time one minibatch, and stop; the arguments are those of `port`."""
     prepared = prepare(src_base, src_ft, new_base, data, **options)
     recipe, inputs, derived, task = prepared.recipe, prepared.inputs, prepared.derived, prepared.task
     with doing(prepared.judge.progress, "timing one minibatch"):

@@ -74,12 +74,6 @@ def plane(
     into the arrangement of the first: "match" does it for all by their weights, {"tuned": "ported/"} for one with the
     permutation of a port. With `out`, pictures and figures are in that folder from the first coarse grid on;
     `report`, the folder of a port, puts them there into plane/ and the picture into report.html.
-
-    Example:
-        >>> line = rt.plane(["tuned/", "retuned/"], "fashion-mnist", permute="match")      # doctest: +SKIP
-        >>> line.barrier["loss"]                                                           # doctest: +SKIP
-        0.41
-        >>> rt.plane(["plain/", "ported/", "tuned/"], "fashion-mnist", out="plane/")       # doctest: +SKIP
     """
     clock = Clock()
     chosen, images = settle_recipe(data, recipe, preset, overrides)

@@ -32,13 +32,7 @@ Known = Mapping[tuple[float, ...], dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class PlaneResult:
-    """Scores over the line through two models, or the plane through three.
-
-    Example:
-        >>> result = rt.plane(["tuned/", "retuned/"], "fashion-mnist")      # doctest: +SKIP
-        >>> result.barrier                                                  # doctest: +SKIP
-        {'loss': 0.41, 'loss_at': 0.5, 'top1': 0.22, 'top1_at': 0.47}
-    """
+    """Scores over the line through two models, or the plane through three."""
 
     figures: dict[str, Any] = field(repr=False)
     """What plane.json says."""
@@ -77,12 +71,7 @@ def compose_plane(
     level: int,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All figures up to one level, as plain JSON values.
-
-    Example:
-        >>> compose_plane(sides, permuted, basis, grid, known, 0, {})["finished"]      # doctest: +SKIP
-        False
-    """
+    """All figures up to one level, as plain JSON values."""
     versions = list_versions()
     across, down = grid.axes[level]
     models = [
@@ -209,12 +198,7 @@ class PlaneFolder:
 
 
 def find_report(ported: str | Path) -> Path:
-    """The report of a port.
-
-    Example:
-        >>> find_report("ported/")      # doctest: +SKIP
-        PosixPath('ported/report.html')
-    """
+    """The report of a port."""
     path = Path(ported).expanduser() / "report.html"
     if not path.is_file():
         raise RetargetError(f"there is no report.html in '{ported}'; --report takes the folder of a port")
@@ -222,11 +206,7 @@ def find_report(ported: str | Path) -> Path:
 
 
 def show_in_report(report: Path, figures: Mapping[str, Any]) -> None:
-    """Put the picture into the report of a port, instead of the one that it may have had.
-
-    Example:
-        >>> show_in_report(Path("ported/report.html"), result.figures)      # doctest: +SKIP
-    """
+    """Put the picture into the report of a port, instead of the one that it may have had."""
     page = add_plane(read_bytes(report, MAX_DOCUMENT_BYTES).decode(), figures)
     if page is None:
         raise RetargetError(f"'{report}' is no report of a port; nothing was added to it")

@@ -80,13 +80,6 @@ def port(
     reference, or a dataset. `overrides` changes single fields of the recipe. With `permutation`, one that was found
     before is used, and no gradients are taken. With `out`, the result is saved there, all at once, and a run that was
     killed goes on with `resume`; without, nothing is written. `lock=False` is for file systems that have no locks.
-
-    Example:
-        >>> import hf_retarget as rt
-        >>> result = rt.port("old/", "tuned/", "new/", "cub", overrides={"port.steps": 15})      # doctest: +SKIP
-        >>> result.best_step, result.figures["test"]["port"]["top1"]                             # doctest: +SKIP
-        (9, 0.431)
-        >>> result.save("ported/")                                                               # doctest: +SKIP
     """
     _check_dtype(dtype)
     place = PortPlace.at(out) if out is not None else None

@@ -50,13 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PortedAll:
-    """What became of all models.
-
-    Example:
-        >>> done = rt.port_all("timm/a", "timm/b", ["me/birds", "me/pets"], "cub", out="ported")      # doctest: +SKIP
-        >>> [(each.model, each.status) for each in done.outcomes]                                     # doctest: +SKIP
-        [('me/birds', 'ported'), ('me/pets', 'failed')]
-    """
+    """What became of all models."""
 
     out: Path
     outcomes: tuple[Outcome, ...]
@@ -96,12 +90,6 @@ def port_all(
     `models` are references, or `PortJob`s with data and options of their own. A second call skips what is finished and
     goes on with what is not. With `reuse_permutation`, the permutation of the first port that succeeds serves for all
     others, which then take no gradients. Other options are those of `port`.
-
-    Example:
-        >>> import hf_retarget as rt
-        >>> done = rt.port_all("timm/a", "timm/b", ["me/birds", "me/pets"], "photos/", out="all")    # doctest: +SKIP
-        >>> done.failed                                                                              # doctest: +SKIP
-        ()
     """
     common, images = settle_recipe(data, recipe, preset, overrides)
     jobs = list_jobs(models, models_file)

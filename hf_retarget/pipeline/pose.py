@@ -97,12 +97,7 @@ def choose_compression(options: PortOptions, steps: int, parameters: int) -> Com
 
 
 def find_checkpoints(checkpoints: Checkpoints) -> list[Path]:
-    """The files of an actual trajectory, in order.
-
-    Example:
-        >>> find_checkpoints("tuned/trajectory")      # doctest: +SKIP
-        [PosixPath('tuned/trajectory/step-000010.safetensors'), …]
-    """
+    """The files of an actual trajectory, in order."""
     if isinstance(checkpoints, (str, Path)):
         path = Path(checkpoints).expanduser()
         return [path] if path.is_file() else TrajectoryRecorder.load(path)
@@ -201,13 +196,7 @@ def pose_task(
     permutation: Permutation | str | Path | None = None,
     gradient_cache: str | Path | None = None,
 ) -> Task:
-    """Put together what is to be matched.
-
-    Example:
-        >>> task = pose_task(inputs, graph, recipe.port, gradient)      # doctest: +SKIP
-        >>> next(task.advance(None)).step                               # doctest: +SKIP
-        1
-    """
+    """Put together what is to be matched."""
     source, target = inputs.parameters(inputs.heads.source), inputs.parameters(inputs.heads.target)
     tuned = inputs.parameters(inputs.tuned.in_float32())
     trajectory, facts = _make_trajectory(source, tuned, options, checkpoints)

@@ -52,12 +52,7 @@ def prepare(
     progress: Progress = SILENT,
     **loading: Any,
 ) -> Prepared:
-    """Do all that can fail for a reason in the input; the arguments are those of `port`, `loading` among them.
-
-    Example:
-        >>> prepare("old/", "tuned/", "new/", "cub").task.steps      # doctest: +SKIP
-        15
-    """
+    """Do all that can fail for a reason in the input; the arguments are those of `port`, `loading` among them."""
     chosen, images = settle_recipe(data, recipe, preset, overrides)
     given: dict[str, Any] = {"initial_head": initial_head, "tuned_target": tuned_target}
     chosen = complete_recipe(chosen, checkpoints=checkpoints, **given)

@@ -66,12 +66,7 @@ def probe(
     loading: dict[str, Any],
     running: dict[str, Any],
 ) -> Probe:
-    """Load the weights and measure; gradients only if there is data.
-
-    Example:
-        >>> probe("old/", "tuned/", "new/", None, Recipe(), {}, {"progress": SILENT}).delta      # doctest: +SKIP
-        0.12
-    """
+    """Load the weights and measure; gradients only if there is data."""
     progress: Progress = running["progress"]
     if data is None:
         source, tuned, target = (load_checkpoint(each, **loading) for each in (src_base, src_ft, new_base))

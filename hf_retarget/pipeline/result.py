@@ -34,13 +34,7 @@ class _SavingPlace(Workplace):
 
 @dataclass(frozen=True, eq=False)
 class PortResult:
-    """A ported model, and everything that is known about it.
-
-    Example:
-        >>> result = rt.port("old/", "tuned/", "new/", "fashion-mnist")      # doctest: +SKIP
-        >>> print(result.verdict)                                            # doctest: +SKIP
-        >>> result.save("ported/")                                           # doctest: +SKIP
-    """
+    """A ported model, and everything that is known about it."""
 
     model: nn.Module = field(repr=False)
     """The ported model on the CPU, ready to use; fine-tuned on if the recipe says so."""
@@ -88,12 +82,7 @@ class PortResult:
         replace_card: bool = False,
         token: str | None = None,
     ) -> Pushed | None:
-        """Push the model with its card and all figures in one commit, and read it back; None in other processes.
-
-        Example:
-            >>> result.push_to_hub("ada/birds", private=True).url      # doctest: +SKIP
-            'https://huggingface.co/ada/birds'
-        """
+        """Push the model with its card and all figures in one commit, and read it back; None in other processes."""
         destination = Destination(repository, private, revision, commit_message, create_pr, replace_card, token)
 
         def push() -> Pushed:

@@ -48,12 +48,7 @@ class Samples:
 
 
 def draw_samples(test: Split, scores: Mapping[str, Score], count: int, seed: int) -> Samples:
-    """Choose images on which the port and what it is compared with agree and disagree, as the rule says.
-
-    Example:
-        >>> draw_samples(data.test, measured.scores, 12, seed=0).counts      # doctest: +SKIP
-        {'only ours': 61, 'only theirs': 59, 'neither': 122, 'both': 358}
-    """
+    """Choose images on which the port and what it is compared with agree and disagree, as the rule says."""
     ours = "finetuned" if "finetuned" in scores else "port"
     theirs = next((name for name in _RIVALS if name in scores and scores[name] is not scores[ours]), None)
     mine = scores[ours].predictions

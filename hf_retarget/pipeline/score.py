@@ -53,12 +53,7 @@ def score(
     workers: int = 0,
     progress: Progress = SILENT,
 ) -> Scored:
-    """Measure how good a model is on one split of the data; without `data`, on those of the recipe.
-
-    Example:
-        >>> score("tuned/", recipe=load_recipe("fashion-mnist")).score.top1      # doctest: +SKIP
-        0.874
-    """
+    """Measure how good a model is on one split of the data; without `data`, on those of the recipe."""
     if split not in SPLITS:
         raise DataError(f"there is no split '{split}'; choose one of {', '.join(SPLITS)}")
     accelerator = choose_device(device, precision)
@@ -88,11 +83,7 @@ def score(
 
 
 def check_classes(checkpoint: Checkpoint, data: ImageData) -> None:
-    """Names decide where both sides have them; else the numbers must be the same ones, as far as anybody can tell.
-
-    Example:
-        >>> check_classes(load_checkpoint("tuned/"), data)      # doctest: +SKIP
-    """
+    """Names decide where both sides have them; else the numbers must be the same ones, as far as anybody can tell."""
     few = data.labels is None and data.classes < checkpoint.num_classes  # the last class need not be in every dataset
     if data.classes != checkpoint.num_classes and not few:
         raise DataError(

@@ -48,13 +48,7 @@ def prepare_start(
     seed: int = 0,
     token: str | None = None,
 ) -> Start:
-    """Bring a checkpoint and images together; `data` is what `load_data` takes, and the seed is that of a fresh head.
-
-    Example:
-        >>> start = prepare_start(load_checkpoint("old/"), "fashion-mnist", DataOptions())      # doctest: +SKIP
-        >>> start.head, start.why                                                               # doctest: +SKIP
-        ('zero', 'the model has 1000 classes, the data 10')
-    """
+    """Bring a checkpoint and images (what `load_data` takes) together; the seed is that of a fresh head."""
     if head not in HEADS:
         near = difflib.get_close_matches(head, HEADS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(HEADS)}"
@@ -79,12 +73,7 @@ def prepare_start(
 
 
 def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None) -> Preprocess:
-    """How a checkpoint wants its images: as its configuration says; without one, the first convolution tells channels.
-
-    Example:
-        >>> choose_preprocess(load_checkpoint("gray/")).input_size      # doctest: +SKIP
-        (1, 28, 28)
-    """
+    """How a checkpoint wants its images: as its configuration says, or with the channels of its first convolution."""
     own = tuple(checkpoint.config.get("input_size") or ())[1:]
     if image_size and checkpoint.config.get("fixed_input_size") and own != (image_size, image_size):
         # Position tables and windows have the size of the images; such a model is another one for other images.
@@ -100,12 +89,7 @@ def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None) -> 
 
 
 def choose_head(checkpoint: Checkpoint, data: ImageData, head: str) -> tuple[str, str]:
-    """The kind of head for these data, and why; raises ModelError if the one asked for cannot be.
-
-    Example:
-        >>> choose_head(checkpoint, data, "auto")      # doctest: +SKIP
-        ('keep', 'the classes of model and data agree')
-    """
+    """The kind of head for these data, and why; raises ModelError if the one asked for cannot be."""
     if head in ("fresh", "zero"):
         return head, "asked for"
     if data.classes != checkpoint.num_classes:
@@ -119,12 +103,7 @@ def choose_head(checkpoint: Checkpoint, data: ImageData, head: str) -> tuple[str
 
 
 def make_model(checkpoint: Checkpoint, classes: int, head: str, seed: int = 0) -> nn.Module:
-    """The model of a checkpoint with so many classes, and with a head of the kind that was chosen.
-
-    Example:
-        >>> make_model(load_checkpoint("old/"), 200, "zero").num_classes      # doctest: +SKIP
-        200
-    """
+    """The model of a checkpoint with so many classes, and with a head of the kind that was chosen."""
     if head == "keep":
         return checkpoint.build()
     old = set(head_names(checkpoint))
@@ -169,12 +148,7 @@ def check_shapes(model: nn.Module, preprocess: Preprocess, classes: int) -> None
 
 
 def describe_broken(data: ImageData) -> list[str]:
-    """A sentence for each split in which images could not be read.
-
-    Example:
-        >>> describe_broken(data)      # doctest: +SKIP
-        ["1 image of 'pets, train' could not be read: cat/3.jpg: cannot identify image file"]
-    """
+    """A sentence for each split in which images could not be read."""
     sentences = []
     for split in (data.train, data.validation, data.test):
         if split.broken:

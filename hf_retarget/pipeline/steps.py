@@ -136,12 +136,7 @@ class Diary:
 
 
 def walk(task: Task, judge: Judge, *, diary: Diary | None = None, doing: str = "porting") -> Walk:
-    """Make all steps, or until the score has not become better for so many as the recipe says.
-
-    Example:
-        >>> walk(task, judge).best.step      # doctest: +SKIP
-        7
-    """
+    """Make all steps, or until the score has not become better for so many as the recipe says."""
     kept = diary.read(judge.progress.say) if diary else None
     state, history, best = kept if kept else (None, [], None)
     if history and diary:

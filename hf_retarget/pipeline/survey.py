@@ -93,12 +93,7 @@ class Surveyor:
 
 
 def take(split: Split, limit: int | None, seed: int) -> Split:
-    """Some images of a split, drawn by a seed and in their old order; all if there are no more.
-
-    Example:
-        >>> len(take(data.test, 100, seed=0))      # doctest: +SKIP
-        100
-    """
+    """Some images of a split, drawn by a seed and in their old order; all if there are no more."""
     if limit is None or limit >= len(split):
         return split
     generator = torch.Generator().manual_seed(derive_seed(seed, "limit"))
@@ -177,11 +172,7 @@ def survey(
     diary: Diary,
     after: Callable[[int], None],
 ) -> None:
-    """Score all points that the diary does not have yet, level by level; `after` hears of each level but the last.
-
-    Example:
-        >>> survey(grid, basis.weights, surveyor, Diary(None, {}), lambda level: None)      # doctest: +SKIP
-    """
+    """Score all points that the diary does not have yet, level by level; `after` hears of each level but the last."""
     writing = surveyor.accelerator.is_main_process
     levels = [[point for point in level if point.shares not in diary.done] for level in grid.levels]
     left = [

@@ -78,11 +78,6 @@ def train(
 
     `record` keeps the weights of every so many steps in OUT/trajectory. A run that was killed goes on with `resume`,
     to the same weights; until the end, `out` is not there.
-
-    Example:
-        >>> recipe = load_recipe("fashion-mnist").override(**{"finetune.steps": 200})        # doctest: +SKIP
-        >>> train("old/", recipe=recipe, out="tuned/").test.top1                             # doctest: +SKIP
-        0.874
     """
     if not (recipe.finetune.steps or recipe.finetune.epochs):
         raise RecipeError(f"recipe '{recipe.name}' does not say how long to fine-tune; give --steps or --epochs")

@@ -24,9 +24,6 @@ def write_port_card(document: Document, rows: Rows, *, library: str = "timm", cu
     """The card of a port, from port.json and the rows of its table of test scores.
 
     `library` is what loads the model; `curve` is the path of the picture of the accuracies, within the folder.
-
-    Example:
-        >>> write_port_card(document, describe_rows(document))      # doctest: +SKIP
     """
     inputs = document["inputs"]
     sides = {words: inputs[name] for name, words in _SIDES.items() if name in inputs}
@@ -55,11 +52,7 @@ def write_port_card(document: Document, rows: Rows, *, library: str = "timm", cu
 
 
 def write_tuned_card(document: Document, *, library: str = "timm", curve: str | None = None) -> str:
-    """The card of a fine-tuning, from finetune.json.
-
-    Example:
-        >>> write_tuned_card(document)      # doctest: +SKIP
-    """
+    """The card of a fine-tuning, from finetune.json."""
     model, data, test = document["model"], document["data"], document["figures"]["test"]
     recipe = document["options"]["recipe"]
     body = [

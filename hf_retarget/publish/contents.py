@@ -42,12 +42,7 @@ SAMPLES = ("report.html", "figures/samples.*")
 def list_contents(
     folder: str | Path, *, trajectory: bool = False, samples: bool = False
 ) -> tuple[dict[str, Path], list[str]]:
-    """The files of a finished folder that are pushed, by their paths there, and the names of what is left out.
-
-    Example:
-        >>> list_contents("ported/")[0]["config.json"]      # doctest: +SKIP
-        PosixPath('ported/config.json')
-    """
+    """The files of a finished folder that are pushed, by their paths there, and the names of what is left out."""
     place = Path(folder)
     _check_finished(place)
     patterns = (*KNOWN, *((TRAJECTORY,) if trajectory else ()))
@@ -130,12 +125,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def read_names(path: Path) -> list[str]:
-    """The names of the tensors in a file; raises OSError if it is not whole.
-
-    Example:
-        >>> read_names(Path("ported/model.safetensors"))[0]      # doctest: +SKIP
-        'conv1.weight'
-    """
+    """The names of the tensors in a file; raises OSError if it is not whole."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -37,12 +37,7 @@ class Destination:
 
 
 def check_destination(destination: Destination) -> Destination:
-    """Whether there is a name, a token and a right to write; the destination with the full name of the repository.
-
-    Example:
-        >>> check_destination(Destination("birds")).repository      # doctest: +SKIP
-        'ada/birds'
-    """
+    """Whether there is a name, a token and a right to write; the destination with the full name of the repository."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.constants import is_offline_mode
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError

@@ -23,11 +23,7 @@ _GIT = 40  # hex digits of git's id of a file; a sha256 has 64
 
 
 def make_operations(files: Mapping[str, Path], destination: Destination) -> dict[str, CommitOperationAdd]:
-    """What a commit adds, by path.
-
-    Example:
-        >>> make_operations({"config.json": Path("ported/config.json")}, Destination("ada/birds"))      # doctest: +SKIP
-    """
+    """What a commit adds, by path."""
     from huggingface_hub import CommitOperationAdd
 
     command = _command(files.get("port.json"))

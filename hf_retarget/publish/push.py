@@ -61,10 +61,6 @@ def push_folder(
 
     What has arrived in an earlier attempt is not sent again. With `verify`, the weights are downloaded afterwards,
     loaded, and compared by hash. A report that shows images of data that are not on the Hub goes only with `samples`.
-
-    Example:
-        >>> push_folder("ported/", Destination("ada/birds", private=True)).url      # doctest: +SKIP
-        'https://huggingface.co/ada/birds'
     """
     from huggingface_hub import HfApi
 

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_difference(api: HfApi, repository: str, commit: str, files: Mapping[str, Path]) -> str | None:
-    """Download files of a commit past the cache, load their tensors, and compare the bytes: the first that differs.
-
-    Example:
-        >>> find_difference(HfApi(), "ada/birds", "491b427b…", {"model.safetensors": path})      # doctest: +SKIP
-    """
+    """Download files of a commit past the cache, load their tensors, and compare the bytes: the first that differs."""
     for name, path in files.items():
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
             got = Path(ask(lambda: _download(api, repository, name, commit, place)))  # noqa: B023  called at once

@@ -57,12 +57,7 @@ def list_classes(document: Document) -> list[tuple[str, float | None, float | No
 
 
 def draw_classes(document: Document) -> Chart | None:
-    """The accuracy on each class, ours and theirs.
-
-    Example:
-        >>> draw_classes(document).name      # doctest: +SKIP
-        'classes'
-    """
+    """The accuracy on each class, ours and theirs."""
     rows = [row for row in list_classes(document) if row[1] is not None]
     if not rows:
         return None
@@ -97,12 +92,7 @@ def draw_classes(document: Document) -> Chart | None:
 
 
 def draw_confusion(document: Document) -> Chart | None:
-    """What is taken for what: each row a true class, each column what was said.
-
-    Example:
-        >>> draw_confusion(document).name      # doctest: +SKIP
-        'confusion'
-    """
+    """What is taken for what: each row a true class, each column what was said."""
     matrix = document["test"][ours(document)].get("confusion")
     if not matrix:
         return None

@@ -65,12 +65,7 @@ def list_columns(document: Document) -> tuple[str, ...]:
 
 
 def list_rows(document: Document) -> list[tuple[str, ...]]:
-    """The table, a row for each group.
-
-    Example:
-        >>> list_rows(comparison.to_json())      # doctest: +SKIP
-        [('fgmt', '3', '61.0 ± 1.2%', …)]
-    """
+    """The table, a row for each group."""
     return [
         (
             name,
@@ -106,11 +101,7 @@ def _shown(document: Document) -> list[str]:
 
 
 def draw_comparison_page(document: Document, version: str = "") -> str:
-    """One page, without network: the table, test accuracies, and the curves of all ports over each other.
-
-    Example:
-        >>> Path("compare.html").write_text(draw_comparison_page(comparison.to_json()))      # doctest: +SKIP
-    """
+    """One page, without network: the table, test accuracies, and the curves of all ports over each other."""
     groups = document["groups"]
     count = sum(len(group["runs"]) for group in groups)
     charts = (draw_scores(document), draw_curves(document), draw_prices(document))

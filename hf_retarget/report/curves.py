@@ -51,11 +51,7 @@ def list_levels(document: Document) -> dict[str, float]:
 
 
 def draw_curve(document: Document) -> Chart:
-    """Validation accuracy over the steps, for every method that was run.
-
-    Example:
-        >>> draw_curve(document).save("figures")      # doctest: +SKIP
-    """
+    """Validation accuracy over the steps, for every method that was run."""
     drawing = Drawing("curve", 5.0, 3.7)
     axes = drawing.axes
     walks, levels = list_walks(document), list_levels(document)
@@ -94,12 +90,7 @@ def draw_curve(document: Document) -> Chart:
 
 
 def draw_price(document: Document) -> Chart | None:
-    """Validation accuracy over the training images that were paid for: port and fine-tuning on, against plain.
-
-    Example:
-        >>> draw_price(document).name      # doctest: +SKIP
-        'price'
-    """
+    """Validation accuracy over the training images that were paid for: port and fine-tuning on, against plain."""
     paid = list_paid(document)
     if not paid.keys() & {"control", "finetuned"}:
         return None
@@ -147,12 +138,7 @@ def list_paid(document: Document) -> dict[str, Points]:
 
 
 def draw_cosines(document: Document) -> Chart | None:
-    """How much alike the gradients of both sides are, before and after matching: what the method assumes.
-
-    Example:
-        >>> draw_cosines(document).name      # doctest: +SKIP
-        'gradients'
-    """
+    """How much alike the gradients of both sides are, before and after matching: what the method assumes."""
     steps = [each for each in document["steps"] if each.get("cosines")]
     if not steps:
         return None

@@ -16,12 +16,7 @@ def list_groups(document: Document) -> list[dict[str, Any]]:
 
 
 def draw_moved(document: Document) -> Chart | None:
-    """The share of neurons in each group that the permutation puts elsewhere.
-
-    Example:
-        >>> draw_moved(document).name      # doctest: +SKIP
-        'moved'
-    """
+    """The share of neurons in each group that the permutation puts elsewhere."""
     groups = list_groups(document)
     if not groups or not any(group["moved"] for group in groups):
         return None
@@ -39,12 +34,7 @@ def draw_moved(document: Document) -> Chart | None:
 
 
 def draw_groups(document: Document) -> Chart | None:
-    """How well the gradients of both sides agree in each group, before and after matching.
-
-    Example:
-        >>> draw_groups(document).name      # doctest: +SKIP
-        'groups'
-    """
+    """How well the gradients of both sides agree in each group, before and after matching."""
     groups = list_groups(document)
     known = [(at, group) for at, group in enumerate(groups, start=1) if group.get("after") is not None]
     if not known:
@@ -67,12 +57,7 @@ def draw_groups(document: Document) -> Chart | None:
 
 
 def draw_sweeps(document: Document) -> Chart | None:
-    """The objective of the search after each sweep at the best step, as a share of a perfect match.
-
-    Example:
-        >>> draw_sweeps(document).name      # doctest: +SKIP
-        'sweeps'
-    """
+    """The objective of the search after each sweep at the best step, as a share of a perfect match."""
     fit, best = document.get("matching") or {}, document["steps"][document["best_step"] - 1]
     objectives = best.get("objectives") or []
     if not objectives or not fit.get("perfect"):
@@ -97,12 +82,7 @@ def draw_sweeps(document: Document) -> Chart | None:
 
 
 def draw_batchnorm(document: Document) -> Chart | None:
-    """The average variance that each BatchNorm layer expects, before and after the reset.
-
-    Example:
-        >>> draw_batchnorm(document).name      # doctest: +SKIP
-        'batchnorm'
-    """
+    """The average variance that each BatchNorm layer expects, before and after the reset."""
     layers = document["batchnorm"]["statistics"]
     if not layers:
         return None

@@ -36,11 +36,7 @@ class _Pair(Drawing):
 
 
 def draw_plane(figures: Figures) -> Chart:
-    """The picture of plane.json: accuracy and loss, with the models marked and named.
-
-    Example:
-        >>> draw_plane(json.loads(Path("plane/plane.json").read_text())).save("plane/")      # doctest: +SKIP
-    """
+    """The picture of plane.json: accuracy and loss, with the models marked and named."""
     return _draw_line(figures) if figures["kind"] == "line" else _draw_contours(figures)
 
 

@@ -21,20 +21,12 @@ _ENTRY = f'{_MARKS[0]}<li><a href="#plane">Between models</a></li>{_MARKS[1]}\n'
 
 
 def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
-    """plane.html: the picture with tooltips, the models, and what was done; it needs no network.
-
-    Example:
-        >>> Path("plane.html").write_text(draw_plane_page(figures))      # doctest: +SKIP
-    """
+    """plane.html: the picture with tooltips, the models, and what was done; it needs no network."""
     return render("plane.html", **_values(figures, chart))
 
 
 def add_plane(html: str, figures: Figures, chart: Chart | None = None) -> str | None:
-    """A report with a section about a plane, instead of the one it may have had; None if it is no report of ours.
-
-    Example:
-        >>> add_plane("a page of somebody else", figures)      # doctest: +SKIP
-    """
+    """A report with a section about a plane, instead of the one it may have had; None if it is no report of ours."""
     bare = _OLD.sub("", html)
     place = _BEFORE.search(bare)
     if place is None:

@@ -87,10 +87,6 @@ def compose_report(
     """The report of a port, from what port.json says, small test images, and the permutation graph as SVG.
 
     A chart that cannot be drawn is left out and named: the page appears in any case.
-
-    Example:
-        >>> document = json.loads(Path("ported/port.json").read_text())      # doctest: +SKIP
-        >>> compose_report(document).save("ported")                          # doctest: +SKIP
     """
     problems: list[str] = []
     charts = {name: _attempt(name, partial(draw, document), problems) for name, draw in _CHARTS.items()}

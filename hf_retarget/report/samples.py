@@ -54,11 +54,7 @@ def _image(facts: dict[str, Any], names: list[str], picture: bytes) -> dict[str,
 
 
 def draw_samples(document: Document, thumbnails: Mapping[int, bytes]) -> Chart | None:
-    """All shown images on one sheet, as a file; the page shows them one by one.
-
-    Example:
-        >>> draw_samples(document, thumbnails).save("figures")      # doctest: +SKIP
-    """
+    """All shown images on one sheet, as a file; the page shows them one by one."""
     from PIL import Image
 
     images = [each for each in (document.get("samples") or {}).get("images", ()) if each["number"] in thumbnails]

@@ -30,12 +30,7 @@ def list_stages(document: dict[str, Any]) -> list[tuple[str, float, int | None]]
 
 
 def draw_time(document: dict[str, Any]) -> Chart | None:
-    """Seconds by stage.
-
-    Example:
-        >>> draw_time(document).name      # doctest: +SKIP
-        'time'
-    """
+    """Seconds by stage."""
     stages = list_stages(document)
     if not stages:
         return None

@@ -33,11 +33,7 @@ LABELS = (
 
 
 def make_fashion_mnist(source: Path, folder: Path, train: int = 600, test: int = 150) -> None:
-    """Write the first `train` and `test` images of each class as PNGs in two parquet files.
-
-    Example:
-        >>> make_fashion_mnist(Path("/usr/share/datasets/fashion-mnist"), Path("out"))      # doctest: +SKIP
-    """
+    """Write the first `train` and `test` images of each class as PNGs in two parquet files."""
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

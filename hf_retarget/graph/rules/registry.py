@@ -23,14 +23,7 @@ def rule(operator: Operator, signature: str, /) -> None: ...
 @overload
 def rule(*operators: Operator) -> Callable[[Rule], Rule]: ...
 def rule(*arguments: Operator | str) -> Callable[[Rule], Rule] | None:
-    """Register how an operator relates axes: a row with a signature, or a decorated function.
-
-    Example:
-        >>> rule(aten.linear, "... i, o i, o -> ... o")                 # doctest: +SKIP
-        >>> @rule(aten.t)                                               # doctest: +SKIP
-        ... def t(call):
-        ...     return call.shape("self")[::-1]
-    """
+    """Register how an operator relates axes: a row with a signature, or a decorated function."""
     *operators, last = arguments
     if isinstance(last, str):
         text = last
