@@ -21,7 +21,7 @@ _FACTS = "hf-retarget"
 _CHECKSUM = "sha256"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 """What `atomic_path` calls its files until they are finished."""
-_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that JSON leaves as they are, and that a terminal obeys or that turn the direction of text."""
 
 
@@ -188,7 +188,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(str(path), "pt") as file:
             content = parse_json((file.metadata() or {}).get(_FACTS, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, RuntimeError, OverflowError, TypeError) as error:
         raise OSError(str(error)) from error
     if not isinstance(content, dict):
         raise DamagedFileError("its metadata is no object")
@@ -237,7 +237,8 @@ def _sync_all(path: Path) -> None:
     if path.is_dir():
         for place, _, files in os.walk(path, topdown=False):
             for name in files:
-                _sync(Path(place, name))
+                if (file := Path(place, name)).is_file() and not file.is_symlink():
+                    _sync(file)
             _sync(Path(place))
     else:
         _sync(path)

@@ -14,6 +14,7 @@ from hf_retarget.errors import LockedError
 from hf_retarget.files import make_folder, to_json
 from hf_retarget.untrusted import plain, read_json
 
+_TRIES = 100  # holders that may remove the lock while we reach for it
 _NOT_SUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -66,7 +67,7 @@ def _locked(path: Path, taken: Callable[[], None]) -> Iterator[None]:
     lock = FileLock(path, fallback_to_soft=False, on_acquired=lambda handle: seen.append(os.fstat(handle)))
     try:
         with _without_locks(path):
-            while True:
+            for _ in range(_TRIES):
                 made += make_folder(path.parent)
                 try:
                     try:
@@ -79,6 +80,8 @@ def _locked(path: Path, taken: Callable[[], None]) -> Iterator[None]:
                 if _is_there(path, seen[-1]):
                     break
                 lock.release()  # its last holder has removed it: whoever comes now locks a new file
+            else:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         try:
             yield
         finally:

@@ -7,6 +7,7 @@ graphs, documents of finished ports. The limits are far above any honest file an
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -17,9 +18,11 @@ from typing import Any
 import yaml
 
 MAX_CONFIG_BYTES = 16 << 20
-"""config.json, an index of shards, a recipe, a card: 21,843 labels of ImageNet-21k take 2 MB."""
-MAX_DOCUMENT_BYTES = 256 << 20
+"""config.json, an index of shards: 21,843 labels of ImageNet-21k take 2 MB."""
+MAX_DOCUMENT_BYTES = 64 << 20
 """graph.json, port.json, plane.json: what this package writes about large models."""
+MAX_YAML_BYTES = 256 << 10
+"""A recipe, a list of models, the head of a card: reading YAML takes a second for 100 kB."""
 MAX_NESTING = 50
 """Levels of lists and objects inside each other."""
 MAX_ENTRIES = 100_000
@@ -27,7 +30,7 @@ MAX_ENTRIES = 100_000
 MAX_INTEGER = 2**63 - 1
 """What torch, numpy and safetensors can count to."""
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but for line feed and tab, and marks that turn the direction of text."""
 
 
@@ -63,16 +66,18 @@ def parse_json(text: str) -> Any:
         ValueError: it is nested more than 50 levels deep
     """
     try:
-        value = json.loads(text, parse_int=_bounded_int, parse_constant=_no_constant)
+        value = json.loads(text, parse_int=_bounded_int, parse_float=_finite_float, parse_constant=_no_constant)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half a character is a UnicodeEncodeError, a ValueError
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_NESTING} levels deep") from None
     _check_nesting(value)
     return value
 
 
-def read_yaml(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> Any:
+def read_yaml(path: str | Path) -> Any:
     """A YAML file as plain values; ValueError or `yaml.YAMLError` says what is wrong with it."""
-    return parse_yaml(read_bytes(path, limit).decode("utf-8"))
+    return parse_yaml(read_bytes(path, MAX_YAML_BYTES).decode("utf-8"))
 
 
 def parse_yaml(text: str) -> Any:
@@ -82,6 +87,8 @@ def parse_yaml(text: str) -> Any:
         >>> parse_yaml("port: {steps: 10}")
         {'port': {'steps': 10}}
     """
+    if len(text) > MAX_YAML_BYTES:
+        raise ValueError(f"it has {len(text):,} letters, and at most {MAX_YAML_BYTES:,} are read")
     try:
         loader = _Loader(text)
         try:
@@ -94,6 +101,8 @@ def parse_yaml(text: str) -> Any:
             loader.dispose()
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_NESTING} levels deep") from None
+    except (AttributeError, LookupError, ArithmeticError, TypeError) as error:  # of PyYAML, for values like `!!bool x`
+        raise ValueError(f"it has a value that cannot be read ({type(error).__name__}: {error})") from error
 
 
 def split_card(text: str) -> tuple[Any, str]:
@@ -121,6 +130,13 @@ def _bounded_int(digits: str) -> int:
     if len(digits) > 20 or abs(int(digits)) > MAX_INTEGER:
         raise ValueError(f"the number {digits[:20]}… is beyond {MAX_INTEGER}")
     return int(digits)
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
 
 
 def _no_constant(name: str) -> float:
@@ -179,4 +195,11 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return value
 
 
+def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    value: str = loader.construct_scalar(node)
+    value.encode()  # half a character is a UnicodeEncodeError, a ValueError
+    return value
+
+
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:str", _text)

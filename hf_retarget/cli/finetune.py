@@ -86,7 +86,7 @@ def finetune(
             document = train(model, recipe=recipe, command=command, progress=progress, **options).document
         except FinishedError as finished:
             progress.say(str(finished))
-            document = read_json(options["out"] / "finetune.json", MAX_DOCUMENT_BYTES)
+            document = read_json(options["out"].expanduser() / "finetune.json", MAX_DOCUMENT_BYTES)
     if not is_main_process():
         return
     if not as_json:

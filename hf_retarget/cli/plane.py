@@ -114,7 +114,7 @@ def plane(
             )
         except FinishedError as finished:
             progress.say(str(finished))
-            result = PlaneResult(read_json(folder / "plane.json", MAX_DOCUMENT_BYTES))
+            result = PlaneResult(read_json(folder.expanduser() / "plane.json", MAX_DOCUMENT_BYTES))
     if not is_main_process():
         return
     if as_json:

@@ -106,7 +106,7 @@ def port(
             figures = port(recipe=recipe, out=out, command=command, progress=progress, **options).figures
         except FinishedError as finished:
             progress.say(str(finished))
-            figures = read_json(Path(str(out), "port.json"), MAX_DOCUMENT_BYTES)
+            figures = read_json(Path(str(out)).expanduser() / "port.json", MAX_DOCUMENT_BYTES)
     if not is_main_process():
         return
     if not as_json:

@@ -82,7 +82,7 @@ def read_runs(places: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     for (path, document), name in zip(documents.items(), names, strict=True):
         try:
             runs.append(_take_apart(name, path.parent, document))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             problems.append(f"'{path}' is damaged: {type(error).__name__}: {error}; make the port again")
     return runs, problems
 
@@ -124,7 +124,7 @@ def _take_apart(name: str, folder: Path, document: Mapping[str, Any]) -> Run:
         steps=int(document["steps_planned"]),
         minibatches=int(document["gradients"]["port"]),
         control_minibatches=int(document["gradients"]["control"]),
-        seconds=math.fsum(document["seconds"].values()),
+        seconds=_finite(math.fsum(document["seconds"].values())),
         curve=_curve((each["step"], each["top1"]) for each in document["steps"]),
         curves=_price_curves(document),
         chance=1 / int(document["inputs"]["data"]["classes"]),
@@ -147,7 +147,7 @@ def _price_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
 def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
     recipe, inputs = document["recipe"], document["inputs"]
     fields = {
-        f"{section}.{key}": tuple(value) if isinstance(value, list) else value
+        f"{section}.{key}": _plain(value)
         for section in ("port", "finetune", "data")
         for key, value in recipe[section].items()
     }
@@ -156,11 +156,11 @@ def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
         if side in inputs:
             fields[side] = _identify(inputs[side])
     return fields | {
-        "architecture": inputs["target"]["architecture"],
+        "architecture": str(inputs["target"]["architecture"]),
         "data": f"{inputs['data']['name']} ({inputs['data']['fingerprint'][:8]})",
-        "head": document["head"]["policy"],
+        "head": str(document["head"]["policy"]),
         "permutation": "given" if document["permutation"]["given"] else "found",
-        "precision": document.get("device", {}).get("precision", "no"),
+        "precision": str(document.get("device", {}).get("precision", "no")),
     }
 
 
@@ -170,6 +170,19 @@ def _identify(side: Mapping[str, Any]) -> str:
     return f"{Path(str(side['reference'])).name} ({hashes[:8]})"
 
 
+def _plain(value: Any) -> Any:
+    """A value of a recipe, which can be compared and counted: a list as a tuple, what no recipe holds as text."""
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return str(value) if isinstance(value, dict) else value
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"a number is {value}")
+    return value
+
+
 def _share(value: Any) -> float:
     if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError(f"an accuracy is {value!r}")
@@ -177,7 +190,7 @@ def _share(value: Any) -> float:
 
 
 def _curve(points: Iterable[Any]) -> Curve:
-    return tuple((float(at), _share(top1)) for at, top1 in points)
+    return tuple((_finite(float(at)), _share(top1)) for at, top1 in points)
 
 
 def _short_names(folders: list[Path]) -> list[str]:

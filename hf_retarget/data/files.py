@@ -11,7 +11,7 @@ import yaml
 
 from hf_retarget.errors import DataError
 from hf_retarget.hub import GaveUp, ask, drop, fetch_whole, find_cause, is_trouble, is_whole
-from hf_retarget.untrusted import read_bytes, split_card
+from hf_retarget.untrusted import read_bytes, read_json, split_card
 
 BUILDERS = ("parquet", "arrow", "imagefolder", "webdataset")
 """What `datasets` may read images with. Of its other builders, some connect to databases or read any file."""
@@ -29,6 +29,21 @@ def check_card(card: Path, where: str) -> None:
         parts = pattern.replace("\\", "/").split("/")
         if ":" in pattern or parts[0] in ("", "~") or ".." in parts:
             raise DataError(f"README.md of {where} names the data files '{pattern}', which are not its own; correct it")
+
+
+def check_saved(folder: Path) -> None:
+    """Refuse what `save_to_disk` never wrote: splits and files that lie outside of the folder."""
+    try:
+        splits = read_json(folder / "dataset_dict.json")["splits"] if (folder / "dataset_dict.json").exists() else ["."]
+        for split in splits:
+            place = (folder / split).resolve()
+            files = [each["filename"] for each in read_json(place / "state.json")["_data_files"]]
+            for file in files:
+                inside = (place / file).resolve()
+                if not inside.is_relative_to(folder) or inside.suffix != ".arrow":
+                    raise DataError(f"'{folder}' names the data file '{file}', which is not its own; save it again")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"'{folder}' is damaged: {type(error).__name__}: {error}; save it again") from error
 
 
 def check_hub_card(name: str, revision: str | None, token: str | None) -> None:

@@ -27,6 +27,9 @@ from hf_retarget.errors import DataError
 
 _HELD_OUT = 0.1  # of the training split, if there is no other to test on
 
+MAX_CLASSES = 2**16
+"""ImageNet-21k has 21,843."""
+
 Parts = Mapping[str, Part]
 
 
@@ -147,6 +150,8 @@ def _keep_classes(names: Names | None, parts: Parts, wanted: Names) -> tuple[Nam
     """Only the classes wanted, or all; and how many there are."""
     highest = max((int(part.targets.max()) for part in parts.values() if len(part)), default=-1)
     count = len(names) if names else highest + 1
+    if count > MAX_CLASSES:
+        raise DataError(f"there are {count:,} classes, and at most {MAX_CLASSES:,} are accepted; are these labels?")
     if not wanted:
         return names, count, parts
     numbers = select_classes(names, count, wanted)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.data.files import check_card, check_files, check_hub_card, drop_damaged, hub_places
+from hf_retarget.data.files import check_card, check_files, check_hub_card, check_saved, drop_damaged, hub_places
 from hf_retarget.data.labels import suggest
 from hf_retarget.data.options import DataOptions
 from hf_retarget.data.rows import TableRows
@@ -86,6 +86,7 @@ def open_table_folder(folder: Path, options: DataOptions) -> Source:
 
     def prepare() -> Any:
         if saved:
+            check_saved(folder)
             return load_from_disk(place)
         check_card(folder / "README.md", f"'{folder}'")
         builder = load_dataset_builder(place, name=options.config)

@@ -65,4 +65,7 @@ class Permutation:
             raise PermutationError(
                 f"'{path}' is not a permutation: its format is {facts.get('format')!r}, not {_FORMAT!r}"
             )
-        return cls(facts["fingerprint"], indices)
+        whole = all(index.dtype in (torch.int64, torch.int32) for index in indices.values())
+        if not isinstance(facts["fingerprint"], str) or not whole:
+            raise PermutationError(f"'{path}' is damaged: its indices are no whole numbers; find the permutation again")
+        return cls(facts["fingerprint"], {name: index.long() for name, index in indices.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -253,11 +254,12 @@ class PermutationGraph:
             raise PermutationError(f'\'{path}\' is not a permutation graph (no "format": "{_FORMAT}")')
         try:
             return cls._from_json(document)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise PermutationError(f"'{path}' is damaged: {type(error).__name__}: {error}") from error
 
     @classmethod
     def _from_json(cls, document: dict[str, Any]) -> PermutationGraph:
+        _check_types(document)
         return cls(
             groups=tuple(_group(entry) for entry in document["groups"]),
             layouts={name: _layout(*entry) for name, entry in document["layouts"].items()},
@@ -268,6 +270,28 @@ class PermutationGraph:
             unknown_operators=tuple(UnknownOperator(**entry) for entry in document["unknown_operators"]),
             tied=document["tied"],
         )
+
+
+def _check_types(document: dict[str, Any]) -> None:
+    """Refuse a document that would only fail when the graph is used."""
+
+    def numbers(values: Any, least: int) -> bool:
+        return all(type(value) is int and least <= value < 2**63 for value in values)
+
+    names = [group["name"] for group in document["groups"]]
+    known = {*names, None}
+    if not all(isinstance(name, str) for name in (*names, *document["parameters"])):
+        raise ValueError("a name is no text")
+    if not isinstance(document["tied"], dict) or not all(isinstance(name, str) for name in document["tied"].values()):
+        raise ValueError("tied is no object of names")
+    for group in document["groups"]:
+        if not numbers((group["size"], *group["blocks"]), 1) or not known.issuperset(group["outer"]):
+            raise ValueError(f"group '{group['name']}' has impossible sizes")
+    for name, (shape, blocks) in document["layouts"].items():
+        for offset, factors in blocks:
+            inside = math.prod(shape) > offset if numbers((offset, *shape), 0) else False
+            if not inside or not all(numbers(factor[:3], 0) and factor[3] in known for factor in factors):
+                raise ValueError(f"the layout of '{name}' is impossible")
 
 
 def _group(entry: dict[str, Any]) -> Group:

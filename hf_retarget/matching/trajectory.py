@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_retarget.errors import MatchError, TensorMismatchError
+from hf_retarget.files import load_tensors
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
 
@@ -104,9 +103,16 @@ class CheckpointTrajectory:
         if isinstance(checkpoint, Mapping):
             return checkpoint
         try:
-            return load_file(checkpoint)
-        except (OSError, SafetensorError) as error:
+            found, _ = load_tensors(checkpoint)
+        except OSError as error:
             raise MatchError(f"cannot read the checkpoint '{checkpoint}': {error}") from error
+        if broken := next((name for name, tensor in found.items() if not _is_sound(tensor)), None):
+            raise MatchError(f"'{broken}' in the checkpoint '{checkpoint}' is not made of finite real numbers")
+        return found
+
+
+def _is_sound(tensor: Tensor) -> bool:
+    return not tensor.is_complex() and bool(tensor.isfinite().all())
 
 
 def transplant(

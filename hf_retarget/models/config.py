@@ -17,6 +17,12 @@ from hf_retarget.untrusted import read_json
 
 CONFIG = "config.json"
 
+MAX_SIDE, MIN_CROP = 4096, 0.05
+"""Pixels of a side of an image, and the share of it that is kept."""
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
+CROPS = ("center", "squash", "border")
+"""As timm knows them."""
+
 _ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
 """Entries that are true of the weights timm has, not of any others of the same architecture."""
 
@@ -66,6 +72,7 @@ def describe_config(raw: Mapping[str, Any], where: str, arch: str | None = None)
     architecture = arch or raw["architecture"]
     if options:
         options = check_arguments(options, constructor_arguments(architecture), where)
+        _check_image_size(options.get("img_size"), where)
     labels = read_labels(raw) or read_labels(nested)
     return Description(architecture, options, classes, labels, _with_input(check_images(nested, where), options))
 
@@ -187,8 +194,16 @@ def check_images(entries: Mapping[str, Any], where: str, file: str = CONFIG) -> 
     return kept
 
 
+def _check_image_size(size: Any, where: str) -> None:
+    sides = _frozen(size) if isinstance(size, (list, tuple)) else (size, size)
+    if size is not None and (len(sides) != 2 or not all(_is_count(each) and each <= MAX_SIDE for each in sides)):
+        raise ModelError(
+            f"config.json in '{where}' has img_size {size!r:.50}; it must be one or two numbers up to {MAX_SIDE}"
+        )
+
+
 def _is_size(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 3 and all(_is_count(each) for each in value)
+    return isinstance(value, tuple) and len(value) == 3 and all(_is_count(each) and each <= MAX_SIDE for each in value)
 
 
 def _is_count(value: Any) -> bool:
@@ -220,18 +235,24 @@ def _is_deviation(value: Any) -> bool:
 
 
 def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= 10
+    return _is_number(value) and MIN_CROP <= value <= 10
 
 
+_SIZE = f"channels, height and width, each up to {MAX_SIDE}"
 _IMAGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), (_is_size, "channels, height and width")),
+    **dict.fromkeys(
+        ("input_size", "test_input_size", "min_input_size"),
+        (_is_size, _SIZE),
+    ),
     **dict.fromkeys(("pool_size", "test_pool_size"), (_is_pair, "height and width")),
-    **dict.fromkeys(("crop_pct", "test_crop_pct"), (_is_share, "a number above 0")),
+    **dict.fromkeys(("crop_pct", "test_crop_pct"), (_is_share, f"a number from {MIN_CROP} to 10")),
     "fixed_input_size": (lambda value: isinstance(value, bool), "true or false"),
     "mean": (_is_mean, "a list of numbers"),
     "std": (_is_deviation, "a list of numbers above 0"),
     "num_classes": (lambda value: type(value) is int and 0 <= value <= MAX_SIZE, "a whole number up to 2²⁰"),
-    **dict.fromkeys(("interpolation", "crop_mode", "license", "license_link", "tag"), (_is_text, "a text")),
+    "interpolation": (lambda value: value in INTERPOLATIONS, f"one of {', '.join(INTERPOLATIONS)}"),
+    "crop_mode": (lambda value: value in CROPS, f"one of {', '.join(CROPS)}"),
+    **dict.fromkeys(("license", "license_link", "tag"), (_is_text, "a text")),
     **dict.fromkeys(("origin_url", "paper_name", "description"), (_is_text, "a text")),
     **dict.fromkeys(("first_conv", "classifier", "paper_ids", "notes"), (_is_texts, "a text, or a list of texts")),
 }

@@ -63,7 +63,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             for name in file.keys():  # noqa: SIM118  not a dict
                 part = file.get_slice(name)
                 tensors[name] = torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype(), path), device="meta")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError, OverflowError, TypeError, ValueError) as error:
         raise ModelError(
             f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,26 +93,39 @@ def fetch_card(repository: str, commit: str | None, token: str | None) -> Path |
         return None  # a licence that is not known is no reason not to work
 
 
-def read_bases(card: Path) -> tuple[str, ...]:
-    """The models on the Hub of which a README.md says that this one was made from them."""
-    named = _read_card(card).get("base_model") or ()
-    return tuple(each for each in ([named] if isinstance(named, str) else named) if isinstance(each, str))
-
-
-def read_licence(card: Path) -> dict[str, str]:
-    """The entries of a README.md about the licence; one that is not the Hub's own goes by its name."""
-    entries = _read_card(card)
-    if entries.get("license") == "other" and entries.get("license_name"):
-        entries["license"] = entries["license_name"]
-    return {name: entries[name] for name in ("license", "license_link") if isinstance(entries.get(name), str)}
-
-
-def _read_card(card: Path) -> dict[str, Any]:
+def read_card(card: Path) -> dict[str, Any]:
+    """What the head of a README.md says; nothing if it has none, or one that cannot be read: anybody may write it."""
     try:
         entries, _ = split_card(read_bytes(card).decode())
-    except (OSError, ValueError, yaml.YAMLError):  # anybody may have written it
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
     return entries if isinstance(entries, dict) else {}
+
+
+def find_bases(entries: Mapping[str, Any]) -> tuple[str, ...]:
+    """The models on the Hub of which a card says that this one was made from them.
+
+    Example:
+        >>> find_bases({"base_model": "timm/resnet18.a1_in1k"})
+        ('timm/resnet18.a1_in1k',)
+    """
+    named = entries.get("base_model")
+    several = named if isinstance(named, list) else [named]
+    return tuple(each for each in several if isinstance(each, str))
+
+
+def find_licence(entries: Mapping[str, Any]) -> dict[str, str]:
+    """The entries of a card about the licence; one that is not the Hub's own goes by its name.
+
+    Example:
+        >>> find_licence({"license": "other", "license_name": "dinov3-license"})
+        {'license': 'dinov3-license'}
+    """
+    named = entries.get("license")
+    if named == "other" and entries.get("license_name"):
+        named = entries["license_name"]
+    found = {"license": named, "license_link": entries.get("license_link")}
+    return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def _download(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:

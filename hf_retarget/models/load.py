@@ -18,7 +18,7 @@ from hf_retarget.models.build import is_factory, is_timm, near_timm_names
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import CONFIG, Description, describe_architecture, describe_module, read_config
 from hf_retarget.models.fit import fit_weights, strip_prefixes
-from hf_retarget.models.hub import fetch_card, fetch_model, read_bases, read_licence, split_revision
+from hf_retarget.models.hub import fetch_card, fetch_model, find_bases, find_licence, read_card, split_revision
 from hf_retarget.models.library import LIBRARIES, find_library
 from hf_retarget.models.read import SUFFIXES, read_weights, weight_files
 from hf_retarget.models.shape import TooLargeError, bounded_build
@@ -135,8 +135,9 @@ def _in_folder(
         raise ModelError(f"the folder '{where}' has no {CONFIG}; say which architecture it holds with --arch")
     bases: tuple[str, ...] = ()
     if (card := folder / "README.md").is_file():
-        description = replace(description, config={**read_licence(card), **description.config})
-        bases = read_bases(card)
+        entries = read_card(card)
+        description = replace(description, config={**find_licence(entries), **description.config})
+        bases = find_bases(entries)
     files = weight_files(folder, where, allow_pickle=allow_pickle)
     advice = f"is '{arch}' the right --arch?" if arch else f"{CONFIG} and the weights do not belong together"
     return _Stored(description, files, advice, convert=arch is None, base_models=bases)
@@ -208,7 +209,7 @@ def _assemble(
     try:
         weights = fit_weights(raw, model.state_dict(), reference, stored.advice)
     except ModelError:
-        converted = stored.convert and library.convert(raw, about)
+        converted = stored.convert and _nearly_all(raw, model) and library.convert(raw, about)
         if not converted:
             raise
         weights = converted
@@ -229,16 +230,22 @@ def _assemble(
     )
 
 
+def _nearly_all(stored: Mapping[str, Tensor], model: nn.Module) -> bool:
+    """Whether there are enough numbers to make a model of, if only they are renamed and resized."""
+    needed = sum(parameter.numel() for parameter in model.parameters())
+    return 2 * sum(tensor.numel() for tensor in stored.values()) >= needed
+
+
 def _check_size(reference: str, about: Description, stored: Mapping[str, Tensor]) -> None:
     """Refuse a configuration that describes a model far larger than its weights are, before memory is taken for it."""
-    if not about.options:
-        return  # an architecture as timm has it
+    if is_factory(about.architecture):
+        return  # the user's own code
     most = _ROOM + _TIMES * sum(tensor.numel() for tensor in stored.values())
     try:
         with torch.device("meta"), bounded_build(most):
             LIBRARIES[about.library].build(about)
     except TooLargeError as error:
-        raise ModelError(f"{CONFIG} of '{reference}' does not fit its weights: {error}; correct it") from error
+        raise ModelError(f"'{reference}' does not fit its weights: {error}; is it another architecture?") from error
     except ModelError:
         pass  # some constructors compute with their own weights; what is wrong besides is said later
 

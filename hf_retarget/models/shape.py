@@ -13,7 +13,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -37,7 +38,7 @@ MAX_MODULES = 50_000
 MAX_PARAMETERS = 10**11
 """Numbers in a model; the largest of timm has 7 · 10⁹."""
 
-BUILDER_ARGUMENTS = frozenset({"bn_eps", "bn_momentum", "bn_tf"})
+BUILDER_ARGUMENTS = frozenset({"bn_eps", "bn_momentum", "bn_tf", "img_size"})
 """What timm's builders take besides the parameters of a class."""
 
 _FORBIDDEN = frozenset(
@@ -49,6 +50,8 @@ _FORBIDDEN = frozenset(
     )
 )
 """What timm's `create_model` and its builders act on."""
+_UNSET = (None, False, "")
+"""Values of arguments that scripts save although nobody gave them."""
 _HARMLESS = frozenset({"pretrained_window_sizes"})
 """Of all names that begin with `pretrained`, the one that is about shapes."""
 
@@ -78,6 +81,7 @@ def check_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: 
         ...
         hf_retarget.errors.ModelError: config.json in 'tuned/' has the model argument 'checkpoint_path', ...
     """
+    arguments = {name: value for name, value in arguments.items() if name in known or value not in _UNSET}
     for name, value in arguments.items():
         if name in _FORBIDDEN or (name.startswith("pretrained") and name not in _HARMLESS):
             raise ModelError(
@@ -142,10 +146,20 @@ def parameters_of(build: Callable[..., Any]) -> frozenset[str]:
     for kind in build.__mro__:
         if own := vars(kind).get("__init__"):
             found, passes_on = _named(own)
-            names |= found
+            names |= found | _fields_of_cfg(own)
             if not passes_on:
                 break
     return frozenset(names - {"self"})
+
+
+def _fields_of_cfg(function: Callable[..., Any]) -> set[str]:
+    """Some classes of timm take a dataclass, and pass on whatever else they are given to it."""
+    try:
+        hint = get_type_hints(function).get("cfg")
+    except (NameError, TypeError):
+        return set()
+    kinds = [each for each in (hint, *get_args(hint)) if is_dataclass(each)]
+    return {each.name for kind in kinds for each in fields(kind)}
 
 
 def _named(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
@@ -162,8 +176,6 @@ def keep_fields(raw: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
 
     Entries it does not know are left out, as many files have some; those that transformers would act on are refused.
     """
-    from dataclasses import fields
-
     for name, value in raw.items():
         if _TRANSFORMERS_FORBIDDEN.fullmatch(name) and value not in _TRANSFORMERS_HARMLESS:
             raise ModelError(

@@ -34,7 +34,7 @@ def most_common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a number that is NaN or infinite; None if there is none.
+    """The name of the first tensor with a number that is NaN, infinite or complex; None if there is none.
 
     Example:
         >>> find_not_finite({"w": torch.tensor([1.0]), "b": torch.tensor([float("nan")])})
@@ -44,6 +44,8 @@ def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_complex():
+        return False
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     if tensor.element_size() == 1:  # 8-bit floats have no `isfinite`

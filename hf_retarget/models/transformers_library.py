@@ -55,6 +55,7 @@ class TransformersLibrary:
         if arch is not None:
             raise ModelError(f"'{where}' holds a transformers model, which says what it is; leave out --arch")
         named = raw.get("architectures")
+        named = [named] if isinstance(named, str) else named
         kind, name = raw.get("model_type"), named[0] if isinstance(named, list) and named else None
         transformers = _import(where, kind or name)
         names = _classifiers(str(kind))

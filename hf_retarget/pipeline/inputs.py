@@ -15,6 +15,7 @@ from hf_retarget.errors import DataError, ModelError, PortError
 from hf_retarget.files import load_tensors
 from hf_retarget.heads import Heads, fit_heads
 from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
+from hf_retarget.models.tensors import find_not_finite
 from hf_retarget.pipeline.start import check_shapes, choose_preprocess, doing, make_model
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import Recipe, choose_recipe
@@ -170,6 +171,9 @@ def _read_head(head: str | Path | Tensors) -> Tensors:
     if isinstance(head, Mapping):
         return head
     try:
-        return load_tensors(head)[0]
+        found, _ = load_tensors(head)
     except OSError as error:
         raise ModelError(f"cannot read the initial head '{head}': {error}; it must be a safetensors file") from error
+    if broken := find_not_finite(found):
+        raise ModelError(f"'{broken}' in the initial head '{head}' is not made of finite real numbers")
+    return found

@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_retarget.data import ImageData, load_data
 from hf_retarget.devices import choose_device, in_main_process
-from hf_retarget.errors import DataError, ModelError
+from hf_retarget.errors import DataError, FinishedError, ModelError
 from hf_retarget.files import hash_tensors
 from hf_retarget.graph import PermutationGraph
 from hf_retarget.landscape import Basis, Grid, lay_grid, span
@@ -34,6 +34,7 @@ from hf_retarget.pipeline.start import check_shapes, choose_preprocess, describe
 from hf_retarget.pipeline.survey import Diary, Surveyor, survey, take
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import Recipe
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 _SIZES = {2: 33, 3: 17}
 _MARGINS = {2: 0.0, 3: 0.2}
@@ -108,6 +109,13 @@ def plane(
             loaded.model, loaded.data, part, loaded.classes, chosen.port, accelerator, workers, progress
         )
         task = _Task(loaded.sides, arranged, basis, points, loaded.data, split, chosen, surveyor, clock, command)
+        if folder is not None and resume:
+            try:
+                in_main_process(lambda: folder.check_finished(task.key, overwrite=overwrite))
+            except FinishedError:
+                if page is not None and accelerator.is_main_process:
+                    show_in_report(page, read_json(folder.path / "plane.json", MAX_DOCUMENT_BYTES))
+                raise
         result = task.run(folder, resume=resume)
         if page is not None and accelerator.is_main_process:
             show_in_report(page, result.figures)
@@ -163,7 +171,7 @@ class _Task:
     def run(self, folder: PlaneFolder | None, *, resume: bool) -> PlaneResult:
         """Score all points, and write a picture whenever a grid is complete."""
         say, writing = self.surveyor.progress.say, self.accelerator.is_main_process
-        diary = Diary.begin(folder.diary if folder else None, self._key(), resume=resume, writing=writing)
+        diary = Diary.begin(folder.diary if folder else None, self.key, resume=resume, writing=writing)
         self.accelerator.wait_for_everyone()
         for note in self._notes():
             say(note)
@@ -201,6 +209,7 @@ class _Task:
             "notes": [*self._notes(), *describe_broken(self.data)],
             "seconds": {name: round(value, 3) for name, value in self.clock.seconds.items()},
             "command": self.command,
+            "run": self.key,
         }
         return compose_plane(self.sides, self.arranged.permuted, self.basis, self.grid, diary.done, level, facts)
 
@@ -214,7 +223,8 @@ class _Task:
             "precision": str(self.accelerator.mixed_precision),
         }
 
-    def _key(self) -> dict[str, Any]:
+    @property
+    def key(self) -> dict[str, Any]:
         """All that the figures depend on."""
         hashes = [hash_tensors(weights)[:20] for weights in self.arranged.weights]
         return {

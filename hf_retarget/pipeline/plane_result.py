@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ from hf_retarget.pipeline.versions import list_versions
 from hf_retarget.publish.paths import shorten_all
 from hf_retarget.report.plane import draw_plane
 from hf_retarget.report.plane_page import add_plane, draw_plane_page
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
 
 FORMAT = "hf-retarget/plane/1"
 IN_PORT = "plane"
@@ -159,9 +160,9 @@ class PlaneFolder:
     def held(self, *, resume: bool = False, overwrite: bool = False, lock: bool = True) -> Iterator[None]:
         """Keep other runs out, remove what a killed one left, and refuse to overwrite without `overwrite`."""
         with lock_folder(self.path.resolve(), enabled=lock):
-            if self.path.is_dir():
-                remove_leftovers(self.path)
             self.check(resume=resume, overwrite=overwrite)
+            if self.path.is_dir():
+                remove_leftovers(self.path, below=False)
             yield
 
     def check(self, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -177,9 +178,23 @@ class PlaneFolder:
                 f"an unfinished run is in '{self.path}'; go on with --resume, or begin anew with --overwrite"
             )
         if resume and "plane.json" in present:
-            raise FinishedError(f"the run into '{self.path}' is finished; there is nothing to resume")
+            return  # `check_finished` sees whether it is this run
         if present.intersection(_FILES):
             raise RetargetError(f"'{self.path}' is not empty; name another folder, or replace it with --overwrite")
+
+    def check_finished(self, key: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Raise FinishedError if this very run is finished, and another error if a finished one is another."""
+        path = self.path / "plane.json"
+        if self.diary.exists() or not path.is_file():
+            return
+        try:
+            made_from = read_json(path, MAX_DOCUMENT_BYTES).get("run")
+        except (OSError, ValueError, AttributeError):
+            made_from = None
+        if made_from == json.loads(json.dumps(key)):
+            raise FinishedError(f"the run into '{self.path}' is finished; there is nothing to resume")
+        if not overwrite:
+            raise RetargetError(f"'{self.path}' is finished, and was another run; replace it with --overwrite")
 
     def write(self, figures: Mapping[str, Any]) -> None:
         """Write everything, each file wholly or not at all."""

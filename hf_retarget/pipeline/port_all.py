@@ -11,8 +11,8 @@ from typing import Any
 
 from accelerate import PartialState
 
-from hf_retarget.devices import choose_device, in_main_process
-from hf_retarget.errors import FinishedError, PortError, RetargetError
+from hf_retarget.devices import choose_device, from_main_process, in_main_process
+from hf_retarget.errors import FinishedError, PortError, RecipeError, RetargetError
 from hf_retarget.files import remove_leftovers, write_json
 from hf_retarget.locks import lock_folder
 from hf_retarget.pipeline.inputs import Reference, settle_recipe
@@ -155,7 +155,7 @@ class _Run:
                 recipe=recipe,
                 out=place.out,
                 permutation=self.out / donor / PERMUTATION if donor else None,
-                resume=place.state.exists() and not self.overwrite,
+                resume=from_main_process(place.state.exists()) and not self.overwrite,
                 overwrite=self.overwrite,
                 progress=self.progress,
                 **self.options,
@@ -177,13 +177,12 @@ class _Run:
     def find_donor(self) -> str | None:
         """Whose permutation an earlier run between these bases used: a run that goes on must use the same."""
         try:
-            name = read_json(self.out / SUMMARY, MAX_DOCUMENT_BYTES)["permutation_from"]
+            name = check_name(str(read_json(self.out / SUMMARY, MAX_DOCUMENT_BYTES)["permutation_from"]))
             inputs = read_json(self.out / name / "port.json", MAX_DOCUMENT_BYTES)["inputs"]
             bases = [_known_as(inputs[side]) for side in ("source", "target")]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecipeError):
             return None
         same = bases == [_name(self.src_base), _name(self.new_base)]
-        name = check_name(str(name))
         return str(name) if same and (self.out / name / PERMUTATION).is_file() and not self.overwrite else None
 
     def _finished(self, job: PortJob, recipe: Recipe) -> dict[str, Any] | None:

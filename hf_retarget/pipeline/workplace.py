@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,8 @@ class Workplace:
             raise PortError(f"'{out}' is a file; name a folder that is to be made")
         if path == Path.cwd() or path in Path.cwd().parents:
             raise PortError(f"'{out}' is the folder you are in, or above it; name one that is to be made")
+        if path.is_mount():
+            raise PortError(f"'{out}' is where another file system begins; name a folder inside it")
         return cls(path)
 
     @property
@@ -82,7 +85,7 @@ class Workplace:
             yield
 
     def _tidy(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None and not self.state.exists():
+        if error is not None and not self.state.exists() and not (self.hidden / _FINISHED).exists():
             shutil.rmtree(self.hidden, ignore_errors=True)
 
     def open(
@@ -127,7 +130,7 @@ class Workplace:
         if self.result.exists():
             if self.out.exists():
                 shutil.rmtree(self.hidden / "replaced", ignore_errors=True)
-                move_durably(self.out, self.hidden / "replaced")
+                os.replace(self.out, self.hidden / "replaced")  # as it is: nobody has to sync what goes
             move_durably(self.result, self.out)
         remove_folder(self.hidden)
 

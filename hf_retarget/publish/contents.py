@@ -113,7 +113,7 @@ def _check_finished(folder: Path) -> None:
         read_json(folder / CONFIG)
         for path in _weight_files(folder):
             read_names(path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PublishError(f"'{folder}' is damaged: {' '.join(str(error).split())}; make it again") from error
 
 

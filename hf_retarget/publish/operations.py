@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hf_retarget.errors import PublishError
 from hf_retarget.publish.card import address_card
 from hf_retarget.publish.contents import CARD
 from hf_retarget.publish.destination import Destination
@@ -30,7 +31,11 @@ def make_operations(files: Mapping[str, Path], destination: Destination) -> dict
 
     def content(name: str, path: Path) -> str | bytes:
         if name == CARD:
-            return address_card(read_bytes(path).decode(), destination.repository, destination.revision).encode()
+            try:
+                card = read_bytes(path).decode()
+            except ValueError as error:
+                raise PublishError(f"'{path}' cannot be read: {error}; correct it, and push again") from error
+            return address_card(card, destination.repository, destination.revision).encode()
         return _shortened(name, path, command) if name in TELLING else str(path)
 
     return {name: CommitOperationAdd(name, content(name, path)) for name, path in files.items()}
@@ -54,7 +59,7 @@ def is_same(operation: CommitOperationAdd, digest: str | None) -> bool:
 def _shortened(name: str, path: Path, command: str) -> str | bytes:
     try:
         before = read_bytes(path, MAX_DOCUMENT_BYTES).decode()
-    except UnicodeDecodeError:
+    except ValueError:
         return str(path)
     after = shorten_file(name, before, command)
     return str(path) if after == before else after.encode()

@@ -189,6 +189,8 @@ def _spans(places: Sequence[float], texts: Sequence[str]) -> list[tuple[float, f
     # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
     order = sorted(range(len(places)), key=lambda number: places[number])
     values = [places[number] for number in order]
+    if not values:
+        return []
     if len(values) == 1:
         return [(values[0] - 0.5, values[0] + 0.5, texts[0])]
     middles = [(one + two) / 2 for one, two in pairwise(values)]

@@ -150,6 +150,27 @@ def test_a_folder_without_a_model_is_never_put_into_place(killed, tmp_path, monk
     assert not (tmp_path / "ported").exists()
 
 
+def test_an_old_folder_with_a_dead_link_is_replaced(killed, models, tmp_path):
+    shutil.copytree(models / "new", tmp_path / "ported")
+    (tmp_path / "ported" / "link").symlink_to("nowhere")
+    done = run(*killed[1], "--resume", "--overwrite")
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["ported"]
+
+
+def test_a_plane_is_not_taken_for_another_and_removes_nothing(models, tmp_path):
+    command = ("plane", *DATA, "--grid", "2", "--limit", "10", "--out", tmp_path / "plane")
+    assert run(*command, "--models", models / "old", models / "new").exit_code == 0
+    other = run(*command, "--models", models / "old", models / "tuned", "--resume")
+    assert (other.exit_code, "was another run" in other.stderr) == (1, True), other.output
+    (tmp_path / "others" / ".run.work").mkdir(parents=True)
+    written = tmp_path / "others" / ".run.work" / ".state.safetensors.abcd1234.tmp"
+    written.write_text("of another run")
+    (tmp_path / "others" / "notes.txt").write_text("mine")
+    refused = run(*command[:-1], tmp_path / "others", "--models", models / "old", models / "new")
+    assert (refused.exit_code, written.exists()) == (1, True), refused.output
+
+
 def test_the_second_run_learns_who_is_first(trio, models, tmp_path):
     out = tmp_path / "deep" / "ported"
     commands = (

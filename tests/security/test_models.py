@@ -17,7 +17,7 @@ FORBIDDEN: dict[str, Any] = {
     "pretrained_cfg_overlay": {"url": ADDRESS, "state_dict": {}},
     "pretrained_cfg": {"url": ADDRESS},
     "pretrained": True,
-    "pretrained_strict": False,
+    "pretrained_strict": True,
     "pretrained_filter_fn": "os.system",
     "checkpoint_path": "/etc/hostname",
     "cache_dir": "elsewhere",
@@ -128,6 +128,51 @@ def test_what_else_a_configuration_may_not_say(machine: Machine, model, tmp_path
         each.assert_refused(words)
 
 
+LARGE: list[tuple[dict[str, Any], str]] = [
+    ({"architecture": "vit_giant_patch14_224", "model_args": {}}, "does not fit its weights"),
+    ({"num_classes": 2**20, "architecture": "resnet50", "model_args": {}}, "does not fit its weights"),
+    ({"pretrained_cfg": {"crop_pct": 1e-9}}, "crop_pct"),
+    ({"pretrained_cfg": {"interpolation": "xxx"}}, "interpolation 'xxx'"),
+    ({"model_args": {"img_size": [1, 2, 3]}}, "img_size"),
+    ({"model_args": {"img_size": "abc"}}, "img_size"),
+    ({"label_names": ["\ud800"] * 10}, "surrogates not allowed"),
+]
+
+
+def test_models_that_are_far_too_large_and_values_that_are_none(machine: Machine, model, tmp_path):
+    folders = [shutil.copytree(model, tmp_path / str(number)) for number in range(len(LARGE))]
+    for folder, (change, _) in zip(folders, LARGE, strict=True):
+        rewrite(folder / "config.json", lambda config: config.update(change))  # noqa: B023  called at once
+    done = machine.run(*(("evaluate", folder, *DATA) for folder in folders))
+    for each, (_, words) in zip(done, LARGE, strict=True):
+        each.assert_refused(words)
+
+
+def test_arguments_that_nobody_gave_are_no_reason_to_refuse(machine: Machine, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    unset = {"pretrained": False, "checkpoint_path": "", "features_only": False, "scriptable": None}
+    rewrite(folder / "config.json", lambda config: config["model_args"].update(unset, drop_rate=0.1))
+    (done,) = machine.run(("inspect", folder))
+    assert (done.code, done.forbidden) == (0, []), done.err
+
+
+def test_headers_and_cards_that_are_odd(machine: Machine, model, tmp_path):
+    commands = []
+    for number, shape in enumerate(([0, 2**62, 2**62], [2**63, 0])):
+        folder = shutil.copytree(model, tmp_path / str(number))
+        header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        commands += [("inspect", folder), ("evaluate", folder, *DATA)]
+    for done in machine.run(*commands):
+        done.assert_refused()
+    cards = ("base_model: 3", "license: !!bool x", "a: [" + "a," * 100_000 + "]", 'license: "\\UFFFFFFFF"')
+    folders = [shutil.copytree(model, tmp_path / f"card-{number}") for number in range(len(cards))]
+    for folder, text in zip(folders, cards, strict=True):
+        (folder / "README.md").write_text(f"---\n{text}\n---\n")
+    for done in machine.run(*(("inspect", folder) for folder in folders)):
+        assert (done.code, done.forbidden) == (0, []), "a card that cannot be read is as good as none"
+
+
 def test_addresses_in_an_old_configuration_are_not_followed(machine: Machine, model, tmp_path):
     # timm once wrote its whole description of other weights into the file; it is honest, and leads nowhere.
     folder = shutil.copytree(model, tmp_path / "model")
@@ -140,7 +185,7 @@ def test_addresses_in_an_old_configuration_are_not_followed(machine: Machine, mo
 def test_a_size_that_the_weights_do_not_have(machine: Machine, model, tmp_path):
     small = shutil.copytree(model, tmp_path / "model")
     rewrite(small / "config.json", lambda config: config.update(architecture="vit_base_patch16_224", model_args={}))
-    wide = {"embed_dim": 4096, "img_size": 20_000, "depth": 900}
+    wide = {"embed_dim": 4096, "img_size": 4000, "depth": 900}
     rewrite(small / "config.json", lambda config: config["model_args"].update(wide))
     (done,) = machine.run(("inspect", small))
     done.assert_refused("does not fit its weights", "more than")

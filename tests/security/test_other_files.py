@@ -39,7 +39,10 @@ RECIPES = {
     "aliases": (BOMB, "more than 100,000 entries"),
     "itself": ("a: &a [*a]\n", "nested more than 50 levels deep, or contains itself"),
     "deep": ("a: " + "[" * 20_000, "nested"),
-    "keys": ("".join(f"k{n}: 1\n" for n in range(100_001)), "more than 100,000 entries"),
+    "keys": ("".join(f"k{n}: 1\n" for n in range(100_001)), "at most"),
+    "bool": ("port: !!bool x\n", "cannot be read"),
+    "surrogate": ('port: "\\uD800"\n', "surrogates not allowed"),
+    "time": ("port: !!timestamp x\n", "cannot be read"),
     "code": ("port: !!python/object/apply:os.system ['touch elsewhere/x']\n", "python/object"),
     "integer": ("port: {steps: " + "9" * 4000 + "}\n", "too long"),
     "long": ("x" * (17 << 20), "at most"),
@@ -86,17 +89,21 @@ def test_permutations_graphs_and_trajectories(machine: Machine, model, tmp_path)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "trajectory.json").write_text('{"steps": [0, "../../../etc/passwd"]}')
+    odd = tmp_path / "odd.safetensors"
+    save_file({"x": torch.zeros(2)}, odd, {"hf-retarget": '{"format": "hf-retarget/permutation/1", "fingerprint": 5}'})
     huge = tmp_path / "huge"
     huge.mkdir()
     (huge / "trajectory.json").write_text('{"steps": [0, ' + "9" * 5000 + "]}")
     port = ("port", *trio, *DATA, *SHORT, "--out", "out")
     done = machine.run(
         (*port, "--permutation", permutation),
+        (*port, "--permutation", odd),
         ("plane", "--models", model, model, *DATA, "--graph", graph, "--permute", "match", "--out", "plane"),
         (*port, "--checkpoints", outside),
         (*port, "--checkpoints", huge),
     )
-    for each, words in zip(done, ("permutation", "graph", "trajectory.json", "trajectory.json"), strict=True):
+    expected = ("permutation", "no whole numbers", "graph", "trajectory.json", "trajectory.json")
+    for each, words in zip(done, expected, strict=True):
         each.assert_refused(words)
 
 
@@ -113,6 +120,30 @@ def test_rows_that_name_private_pictures(machine: Machine, model, tmp_path):
             expected.append("No such file" if inside else "names a file outside the data")
     for done, words in zip(machine.run(*commands), expected, strict=True):
         done.assert_refused("cannot be read", words)
+
+
+def test_a_saved_dataset_that_names_another(machine: Machine, model, tmp_path):
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [{"bytes": png(n), "path": None} for n in range(60)], "label": [n % 2 for n in range(60)]}
+    private, honest = tmp_path / "private", tmp_path / "honest"
+    datasets.Dataset.from_dict(rows, features).save_to_disk(private)
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows, features)}).save_to_disk(honest)
+    splits = shutil.copytree(honest, tmp_path / "splits")
+    (splits / "dataset_dict.json").write_text('{"splits": ["../private"]}')
+    files = shutil.copytree(honest, tmp_path / "files")
+    state = json.loads((files / "train" / "state.json").read_text())
+    state["_data_files"] = [{"filename": str(next(private.glob("*.arrow")))}]
+    (files / "train" / "state.json").write_text(json.dumps(state))
+    tune = ("--data-image-size", "28", "--steps", "1")
+    *refused, fine = machine.run(
+        *(("finetune", model, "--data", folder, *tune, "--out", "out") for folder in (splits, files)),
+        ("check", *("--src-base", model, "--src-ft", model, "--new-base", model), "--data", honest),
+    )
+    for done in refused:
+        done.assert_refused("which is not its own")
+    assert "not its own" not in fine.err
 
 
 def test_a_readme_that_sends_elsewhere(machine: Machine, model, tmp_path):
