@@ -189,7 +189,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             content = parse_json((file.metadata() or {}).get(_FACTS, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, ValueError, RuntimeError, OverflowError, TypeError) as error:
-        raise OSError(str(error)) from error
+        raise OSError(str(error).partition("\n")[0]) from error  # torch adds a page about itself
     if not isinstance(content, dict):
         raise DamagedFileError("its metadata is no object")
     if _CHECKSUM not in content:  # not ours, or of a version that wrote no checksums

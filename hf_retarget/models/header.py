@@ -64,8 +64,9 @@ def _read(path: Path) -> dict[str, Tensor]:
                 part = file.get_slice(name)
                 tensors[name] = torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype(), path), device="meta")
     except (SafetensorError, OSError, RuntimeError, OverflowError, TypeError, ValueError) as error:
+        fact = str(error).partition("\n")[0]  # torch adds a page about itself
         raise ModelError(
-            f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
+            f"'{path}' is not a whole safetensors file: {fact}; was it cut off? Copy or download it again"
         ) from error
     return tensors
 
