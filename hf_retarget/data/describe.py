@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_retarget.data.files import check_hub_card
 from hf_retarget.data.labels import Names, number_labels, select_classes
-from hf_retarget.data.load import is_on_hub, open_source
+from hf_retarget.data.load import count_held_out, count_validation, is_on_hub, open_source
 from hf_retarget.data.options import DataOptions
 from hf_retarget.data.source import Source, choose_splits
 from hf_retarget.data.tables import ask_hub, find_builder, find_columns, try_loading
@@ -27,6 +27,8 @@ class DataFacts:
     classes: int | None
     images: Mapping[str, int | None]
     """How many each split has; None if nobody tells."""
+    training: int | None
+    """Images that are left to train on; None if nobody tells."""
     download: int | None
     """Bytes to download; 0 if the data is on this machine, None if nobody tells."""
     revision: str | None = None
@@ -51,7 +53,23 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
     count = len(names) if names else max(int(each.max()) for each in numbers.values() if len(each)) + 1
     labels, classes = _chosen(names, count, options)
     images = {split: len(each) for split, each in sorted(rows.items())}
-    return DataFacts(source.name, labels, classes, images, 0, source.revision, source.notes)
+    training = _count_training(images[train], test is not None, options, classes, count)
+    return DataFacts(source.name, labels, classes, images, training, 0, source.revision, source.notes)
+
+
+def _count_training(
+    images: int | None, has_test: bool, options: DataOptions, chosen: int | None, classes: int | None
+) -> int | None:
+    """What `load_data` will leave of a split; of some of its classes, their share."""
+    if images is None:
+        return None
+    if options.classes and chosen and classes:
+        images = round(images * chosen / classes)
+    if options.limit is not None:
+        images = min(images, options.limit)
+    if not has_test:
+        images -= count_held_out(images)
+    return images - count_validation(images, options)
 
 
 def _chosen(names: Names | None, count: int | None, options: DataOptions) -> tuple[Names | None, int | None]:
@@ -70,8 +88,10 @@ def _on_hub(reference: str, options: DataOptions, token: str | None) -> DataFact
     builder = try_loading(partial(ask_hub, load, name), f"dataset '{name}' cannot be found on the Hub")
     info = builder.info
     splits = {split: (about.num_examples or None) for split, about in (info.splits or {}).items()}
+    training = None
     if splits:
-        choose_splits(Source(name, dict.fromkeys(splits, _never)), options)  # says which are not there
+        train, test = choose_splits(Source(name, dict.fromkeys(splits, _never)), options)  # says which are not there
+        training = _count_training(splits[train], test is not None, options, None, None)
     notes: tuple[str, ...] = ()
     names: Names | None = None
     if info.features is None:
@@ -80,7 +100,8 @@ def _on_hub(reference: str, options: DataOptions, token: str | None) -> DataFact
         _, label = find_columns(info.features, options)
         names = tuple(info.features[label].names) if hasattr(info.features[label], "names") else None
     labels, classes = _chosen(names, len(names) if names else None, options)
-    return DataFacts(name, labels, classes, dict(sorted(splits.items())), info.download_size, builder.hash, notes)
+    images = dict(sorted(splits.items()))
+    return DataFacts(name, labels, classes, images, training, info.download_size, builder.hash, notes)
 
 
 def _never() -> Any:

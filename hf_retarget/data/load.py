@@ -183,11 +183,20 @@ def _divide(parts: Parts, train: str, test: str | None, options: DataOptions) ->
         if options.test_split is None and not test.casefold().startswith("test"):
             notes.append(f"no split is called test: '{test}' is used to test")
     else:
-        tested, rest = rest.divided(max(1, round(_HELD_OUT * len(rest))), "test", options.seed)
+        tested, rest = rest.divided(count_held_out(len(rest)), "test", options.seed)
         notes.append(f"no test split: {_HELD_OUT:.0%} of '{train}' held out ({len(tested)} images)")
-    kept = max(1, round(options.validation * len(rest))) if options.validation else 0
-    validation, rest = rest.divided(kept, "validation", options.seed)
+    validation, rest = rest.divided(count_validation(len(rest), options), "validation", options.seed)
     return {"train": rest, "validation": validation, "test": tested}, notes
+
+
+def count_held_out(images: int) -> int:
+    """How many of a split are held out to test on, if there is no other."""
+    return max(1, round(_HELD_OUT * images))
+
+
+def count_validation(images: int, options: DataOptions) -> int:
+    """How many of the training images are for validation."""
+    return max(1, round(options.validation * images)) if options.validation else 0
 
 
 def _fingerprint(

@@ -34,7 +34,7 @@ class DataOptions:
     classes: tuple[str, ...] = field(
         default=(), metadata={"help": "keep only these labels, renumbered in this order (all if empty)"}
     )
-    limit: int | None = field(default=None, metadata={"help": "use at most this many images of each split", "least": 1})
+    limit: int | None = field(default=None, metadata={"help": "use at most this many images of each split", "least": 2})
     image_size: int | None = field(
         default=None,
         metadata={"help": "height and width of the model's input (the model's own if not given)", "least": 1},

@@ -15,6 +15,7 @@ from hf_retarget.files import hash_tensors
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.matching.methods import match
 from hf_retarget.pipeline.held import derive_graph
+from hf_retarget.pipeline.reuse import load_permutation
 from hf_retarget.pipeline.start import doing
 from hf_retarget.progress import Progress
 
@@ -105,7 +106,7 @@ def _find(
     path = path / _FILE if path.is_dir() else path
     if not path.is_file():
         raise PermutationError(f"there is no permutation '{path}'; give the file, the folder of a port, or '{MATCH}'")
-    return Permutation.load(path), path.parent.name if path.name == _FILE else path.name
+    return load_permutation(path, graph), path.parent.name if path.name == _FILE else path.name
 
 
 def _moved(permutation: Permutation) -> float:

@@ -205,4 +205,6 @@ def _with_graph(
     graph = derived.graph
     unknown = tuple(map(str, graph.unknown_operators))
     facts = GraphFacts(len(graph.groups), graph.share(1), derived.held, unknown)
-    return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, device))
+    return replace(
+        found, graph=facts, cost=estimate_cost(model, size, recipe, device, found.data.training if found.data else None)
+    )

@@ -13,7 +13,8 @@ from hf_retarget.evaluate import Score
 from hf_retarget.finetune.loop import finetune
 from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.pipeline.judge import Judge
-from hf_retarget.pipeline.pose import Task, count_gradients
+from hf_retarget.pipeline.pose import Task
+from hf_retarget.pipeline.price import Price, price_port
 from hf_retarget.pipeline.steps import Walk, walk
 from hf_retarget.recipe import Recipe
 
@@ -67,7 +68,7 @@ class _Measuring:
         inputs, control = self.judge.inputs, self.recipe.port.control
         weights = self.found.best.weights
         self._score("port", lambda: self.judge.load(weights))
-        tuned_on = self._train("finetuned", weights, self.recipe.finetune, self._gradients)
+        tuned_on = self._train("finetuned", weights, self.recipe.finetune, self._price.gradients)
         naive = masked = oracle = None
         real = inputs.tuned_target
         if control != "none":
@@ -87,7 +88,7 @@ class _Measuring:
             naive=naive,
             masked=masked,
             oracle=oracle,
-            gradients=self._gradients,
+            gradients=self._price.gradients,
             control_steps=self._control_options().steps if control == "full" else 0,
             curves=self.curves,
             notes=tuple(self.notes),
@@ -115,15 +116,14 @@ class _Measuring:
         return found
 
     @property
-    def _gradients(self) -> int:
-        steps = 0 if self.task.permutation is not None else len(self.found.history)
-        return count_gradients(self.task.method, steps, self.recipe.port.grad_batches)
+    def _price(self) -> Price:
+        given, made = self.task.permutation is not None, len(self.found.history)
+        return price_port(self.recipe, len(self.judge.inputs.data.train), steps=made, given=given)
 
     def _control_options(self) -> TrainOptions:
         """Plain fine-tuning on as many images as the port and the fine-tuning after it see."""
-        options, size = self.recipe.finetune, self.recipe.port.batch_size
-        after = options.total_steps(len(self.judge.inputs.data.train)) * options.batch_size
-        return replace(options, steps=self._gradients + -(-after // size), epochs=0.0, batch_size=size)
+        size = self.recipe.port.batch_size
+        return replace(self.recipe.finetune, steps=self._price.control, epochs=0.0, batch_size=size)
 
     def _train(
         self, name: str, weights: dict[str, Tensor], options: TrainOptions, spent: int

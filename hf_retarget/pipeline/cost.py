@@ -12,7 +12,8 @@ from torch import nn
 
 from hf_retarget.devices import choose_device
 from hf_retarget.pipeline.plan import estimate_growth
-from hf_retarget.pipeline.pose import choose_compression, count_gradients
+from hf_retarget.pipeline.pose import choose_compression
+from hf_retarget.pipeline.price import price_port
 from hf_retarget.recipe import Recipe
 
 _SIZE = 1024
@@ -48,9 +49,15 @@ class Cost:
 
 
 def estimate_cost(
-    model: nn.Module, input_size: tuple[int, int, int], recipe: Recipe, device: str | None = None
+    model: nn.Module,
+    input_size: tuple[int, int, int],
+    recipe: Recipe,
+    device: str | None = None,
+    train_images: int | None = None,
 ) -> Cost:
     """Count what a port by this recipe would compute. The model needs no weights.
+
+    Fine-tuning in epochs is counted if the number of training images is known.
 
     Example:
         >>> from hf_retarget.models import empty_model
@@ -59,18 +66,16 @@ def estimate_cost(
     """
     options = recipe.port
     parameters = sum(each.numel() for each in model.parameters())
-    gradients = count_gradients(options.method, options.steps, options.grad_batches)
+    price = price_port(recipe, train_images or 0)
     compression = choose_compression(options, options.steps, parameters)
     memory = _LOADED * 4 * parameters + estimate_growth(parameters, options.steps, options.method, compression)
-    after = -(-recipe.finetune.steps * recipe.finetune.batch_size // options.batch_size)
-    control = gradients + after if options.control == "full" else 0
     flops = count_flops(model, input_size)
     speed = seconds = None
     if flops is not None:
         speed = measure_speed(choose_device(device).device)
-        seconds = (gradients + after + control) * options.batch_size * _GRADIENT * flops / speed
+        seconds = price.total * options.batch_size * _GRADIENT * flops / speed
     room = options.batch_size * prod(input_size) * 4
-    return Cost(gradients, control, options.batch_size, memory, room, flops, speed, seconds)
+    return Cost(price.gradients, price.control, options.batch_size, memory, room, flops, speed, seconds)
 
 
 def count_flops(model: nn.Module, input_size: tuple[int, int, int]) -> int | None:

@@ -11,8 +11,9 @@ from hf_retarget.matching.objective import Compression
 from hf_retarget.pipeline.clock import peak_memory
 from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.pipeline.inputs import Inputs, Reference
-from hf_retarget.pipeline.pose import IMAGES, StepGradients, count_gradients
+from hf_retarget.pipeline.pose import IMAGES, StepGradients
 from hf_retarget.pipeline.prepare import Prepared, prepare
+from hf_retarget.pipeline.price import Price, count_gradients, price_port
 from hf_retarget.pipeline.start import doing
 from hf_retarget.recipe import PortOptions
 
@@ -60,12 +61,13 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
     with doing(prepared.judge.progress, "timing one minibatch"):
         each = _time_minibatch(prepared)
     method = "naive" if task.permutation else task.method
-    gradients = count_gradients(method, task.steps, recipe.port.grad_batches)
-    after = recipe.finetune.total_steps(len(inputs.data.train))
-    extra = -(-after * recipe.finetune.batch_size // recipe.port.batch_size)
-    control = gradients + extra if recipe.port.control == "full" else 0
-    masked = count_gradients("naive-sign", task.steps, recipe.port.grad_batches) if task.masked else 0
-    compared = control + (masked if recipe.port.control != "none" else 0)
+    price = price_port(
+        recipe,
+        len(inputs.data.train),
+        steps=task.steps,
+        given=task.permutation is not None,
+        oracle=inputs.tuned_target is not None,
+    )
     return Plan(
         architecture=inputs.target.architecture,
         parameters=_size(inputs),
@@ -78,12 +80,12 @@ def plan(src_base: Reference, src_ft: Reference, new_base: Reference, data: Any 
         images={name: len(getattr(inputs.data, name)) for name in ("train", "validation", "test")},
         method=method,
         steps=task.steps,
-        gradients=gradients,
-        control_steps=control,
-        finetune_steps=after,
+        gradients=price.gradients,
+        control_steps=price.control,
+        finetune_steps=recipe.finetune.total_steps(len(inputs.data.train)),
         compressed=task.problem.options.compression is not None,
         memory=_memory(prepared),
-        seconds=each * (gradients + compared + extra + _FORWARD * _forwards(inputs, recipe.port, task.steps)),
+        seconds=each * (price.total + _FORWARD * _forwards(inputs, recipe.port, task.steps, price)),
         notes=(*inputs.comparison.notes, *inputs.data.notes),
     )
 
@@ -100,13 +102,13 @@ def _time_minibatch(prepared: Prepared) -> float:
     return time.perf_counter() - began
 
 
-def _forwards(inputs: Inputs, options: PortOptions, steps: int) -> float:
+def _forwards(inputs: Inputs, options: PortOptions, steps: int, price: Price) -> float:
     """Forward passes of a minibatch: for BatchNorm and validation at each step, and for the tests at the end."""
-    data, oracle = inputs.data, inputs.tuned_target is not None
-    walks = 1 if options.control == "none" else 2 + oracle
+    data = inputs.data
     per_step = options.bn_batches + len(data.validation) / options.batch_size
-    tests = {"none": 1, "naive": 4, "full": 5}[options.control]
-    return walks * steps * per_step + tests * len(data.test) / options.batch_size
+    levels = {"none": 0, "naive": 2, "full": 3}[options.control]  # the bases as they are, and the control
+    tests = price.courses + levels + bool(price.after) + (inputs.tuned_target is not None)
+    return price.courses * steps * per_step + tests * len(data.test) / options.batch_size
 
 
 def _memory(prepared: Prepared) -> int:

@@ -24,6 +24,7 @@ from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajecto
 from hf_retarget.pipeline.clock import Clock
 from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.pipeline.inputs import Inputs
+from hf_retarget.pipeline.price import MASKED
 from hf_retarget.pipeline.reuse import load_permutation
 from hf_retarget.pipeline.versions import describe_environment
 from hf_retarget.pipeline.workplace import ENVIRONMENT
@@ -39,20 +40,6 @@ IMAGES = 1 << 30
 Tensors = Mapping[str, Tensor]
 Checkpoints = str | Path | Sequence[str | Path]
 """A folder that a TrajectoryRecorder wrote, or files in order."""
-
-_SIDES = {"fgmt": 2, "fgmt-sign": 2, "gmt": 2, "permuted-source": 2, "naive-sign": 1}
-"""On how many sides a method takes gradients; the others take none."""
-
-
-def count_gradients(method: str, steps: int, batches: int) -> int:
-    """How many gradients of a minibatch a method takes, on all sides together.
-
-    Example:
-        >>> count_gradients("fgmt", 10, 5), count_gradients("gmt", 10, 5), count_gradients("naive", 10, 5)
-        (100, 550, 0)
-    """
-    each = steps * (steps + 1) // 2 if method == "gmt" else steps
-    return _SIDES.get(method, 0) * each * batches
 
 
 def complete_recipe(
@@ -171,7 +158,7 @@ class Task:
     @property
     def masked(self) -> bool:
         """Whether steps are masked by signs, so that the mask alone must be compared with, too."""
-        return self.permutation is None and self.method in ("fgmt-sign", "naive-sign")
+        return self.permutation is None and self.method in MASKED
 
     def advance(self, state: State | None) -> Iterator[State]:
         """The states after each step, from the beginning or from where another run stopped."""

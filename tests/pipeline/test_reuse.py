@@ -39,3 +39,23 @@ def test_another_number_of_classes_is_alike_and_another_model_is_not(tmp_path):
     other = graph_of("test_efficientnet")
     with pytest.raises(rt.GraphMismatchError):
         other.apply(load_permutation(tmp_path / "permutation.safetensors", other), {})
+
+
+def test_a_plane_takes_what_a_port_takes(tmp_path):
+    import timm
+
+    from hf_retarget.models import load_checkpoint, save_model
+
+    def make(name: str, seed: int, classes: int):
+        torch.manual_seed(seed)
+        net = timm.create_model("test_resnet", num_classes=classes, in_chans=1)
+        return save_model(tmp_path / name, net.state_dict(), load_checkpoint(net))
+
+    short = {"data.limit": 60, "data.image_size": 28, "port.steps": 1, "port.grad_batches": 1, "port.batch_size": 8}
+    recipe = rt.load_recipe("fashion-mnist").override(**short, **{"port.control": "none", "port.bn_batches": 1})
+    trio = [make("old", 0, 10), make("tuned", 1, 10), make("new", 2, 10)]
+    rt.port(*trio, recipe=recipe, out=tmp_path / "ported")
+    four = recipe.override(**{"data.classes": ("Coat", "Shirt", "Bag", "Dress")})
+    pair = {"new": make("new4", 3, 4), "tuned": make("tuned4", 4, 4)}
+    line = rt.plane(pair, recipe=four, grid=2, limit=10, permute={"tuned": tmp_path / "ported"})
+    assert line.figures["models"][1]["permuted"]["by"] == "ported"
