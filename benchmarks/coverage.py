@@ -29,7 +29,7 @@ import click
 if TYPE_CHECKING:
     from torch import nn
 
-    from hf_retarget import CheckResult, PermutationGraph
+    from hf_retarget import PermutationGraph, Verification
 
 FAMILIES = Path(__file__).parent.parent / "tests" / "graph" / "families.csv"
 CHECK_LIMIT = 700_000_000
@@ -99,7 +99,7 @@ def measure(name: str, check: bool) -> dict[str, object]:
     return row
 
 
-def verify(model: nn.Module, graph: PermutationGraph) -> CheckResult:
+def verify(model: nn.Module, graph: PermutationGraph) -> Verification:
     """Check a graph on one image, a small one where the model takes any size."""
     import hf_retarget as rt
     from hf_retarget.graph.trace import example_arguments
@@ -108,8 +108,8 @@ def verify(model: nn.Module, graph: PermutationGraph) -> CheckResult:
     options = {"draws": 1, "controls": 2}
     if not model.pretrained_cfg.get("fixed_input_size"):  # type: ignore[union-attr, operator]
         with suppress(rt.TraceError):
-            return rt.check(model, graph, example[:1, :, :96, :96], **options)  # type: ignore[arg-type]
-    return rt.check(model, graph, example[:1], **options)  # type: ignore[arg-type]
+            return rt.verify(model, graph, example[:1, :, :96, :96], **options)  # type: ignore[arg-type]
+    return rt.verify(model, graph, example[:1], **options)  # type: ignore[arg-type]
 
 
 def in_own_process(name: str, check: bool) -> dict[str, object]:

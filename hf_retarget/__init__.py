@@ -3,7 +3,7 @@
 import hf_retarget as rt
 
 graph = rt.trace(model)             # which axes may be permuted together
-rt.check(model, graph).verdict      # ... and the proof that the function stays the same
+rt.verify(model, graph).verdict      # ... and the proof that the function stays the same
 rt.match(graph, target, source)     # the permutation that best maps one set of weights onto another
 
 rt.port("old/", "tuned/", "new/", data="cub").save("ported/")      # all of it
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from hf_retarget.compare import PortComparison, compare_ports
     from hf_retarget.finetune.recorder import TrajectoryRecorder
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
-    from hf_retarget.graph.check import CheckResult, Control, check
     from hf_retarget.graph.trace import trace
+    from hf_retarget.graph.verify import NegativeControl, Verification, verify
     from hf_retarget.matching.descent import Match
     from hf_retarget.matching.methods import match
-    from hf_retarget.pipeline.check_inputs import InputCheck, check_inputs
+    from hf_retarget.pipeline.check import InputCheck, check
     from hf_retarget.pipeline.jobs import PortJob
     from hf_retarget.pipeline.plane import plane
     from hf_retarget.pipeline.plane_result import PlaneResult
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
 _LAZY = {
-    **dict.fromkeys(("CheckResult", "Control", "check"), "hf_retarget.graph.check"),
+    **dict.fromkeys(("NegativeControl", "Verification", "verify"), "hf_retarget.graph.verify"),
     **dict.fromkeys(
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
-    **dict.fromkeys(("InputCheck", "check_inputs"), "hf_retarget.pipeline.check_inputs"),
+    **dict.fromkeys(("InputCheck", "check"), "hf_retarget.pipeline.check"),
     **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.compare.groups"),
     "Match": "hf_retarget.matching.descent",
     "PlaneResult": "hf_retarget.pipeline.plane_result",
@@ -79,8 +79,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Axis",
-    "CheckResult",
-    "Control",
     "DataError",
     "FinishedError",
     "GraphMismatchError",
@@ -90,6 +88,7 @@ __all__ = [
     "Match",
     "MatchError",
     "ModelError",
+    "NegativeControl",
     "NotFiniteError",
     "Permutation",
     "PermutationError",
@@ -110,8 +109,8 @@ __all__ = [
     "TraceError",
     "TrajectoryRecorder",
     "UnknownOperator",
+    "Verification",
     "check",
-    "check_inputs",
     "compare_ports",
     "load_recipe",
     "match",
@@ -119,4 +118,5 @@ __all__ = [
     "port",
     "port_all",
     "trace",
+    "verify",
 ]

@@ -34,7 +34,7 @@ def verify_graph(
     graph = rt.trace(model, example)
     names = [str(each) for each in graph.unknown_operators]
     assert bool(names) is unknown, names or "expected an unknown operator"
-    result = rt.check(model, graph, example, **({"controls": None} | options))
+    result = rt.verify(model, graph, example, **({"controls": None} | options))
     assert result.error <= 1e-8, result.verdict
     assert result.passed, result.verdict
     return graph

@@ -113,7 +113,7 @@ def test_data_with_other_labels(models, classes, message):
 
 
 def test_the_head_that_only_the_weights_tell(models):
-    found = rt.check_inputs(models / "old", models / "old", models / "old")
+    found = rt.check(models / "old", models / "old", models / "old")
     assert (found.head.policy, found.differences) == (None, ())
     assert "'own' if the tuned head is close to the source's" in found.head.why
 
@@ -127,7 +127,7 @@ def test_signs(models):
     assert signs["bases_after"] > signs["bases_before"] + 0.02
     assert all(-1 <= signs[name] <= 1 for name in ("gradients_before", "gradients_after"))
     # The same base twice: nothing to match, and gradients that are the same.
-    same = rt.check_inputs(
+    same = rt.check(
         *(models / name for name in ("old", "tuned", "old")),
         "fashion-mnist",
         overrides={"data.image_size": 28, "data.limit": 60, "data.classes": LABELS, "port.batch_size": 16},
@@ -137,7 +137,7 @@ def test_signs(models):
     assert same.gradients_before == pytest.approx(1, abs=1e-4)
     assert "a naive port may do" in same.sentence
     assert "no threshold has been validated" in same.sentence
-    plain = rt.check_inputs(*(models / name for name in ("old", "tuned", "new")), load_weights=True).probe
+    plain = rt.check(*(models / name for name in ("old", "tuned", "new")), load_weights=True).probe
     assert plain.gradients_before is None
     assert plain.delta == pytest.approx(signs["delta"])
 
@@ -215,7 +215,7 @@ def test_what_the_hub_refuses(hub: Hub, models):
     code = """
     import hf_retarget as rt
     def check(new, **options):
-        return rt.check_inputs("ada/old", "ada/tuned", new, **options)
+        return rt.check("ada/old", "ada/tuned", new, **options)
     names = ["ada/none", "ada/private", "ada/gated", "ada/pickle", "ada/damaged", "ada/cut", "ada/new@v9"]
     found = [failure(check, name) for name in names]
     found.append(failure(check, "ada/pickle", allow_pickle=True))
@@ -248,8 +248,8 @@ def test_what_is_in_the_cache_needs_no_hub(hub: Hub, models):
     if {load}:
         for each in sides:
             load_checkpoint(each)
-    found = rt.check_inputs(*sides)
-    answer([found.compatible, found.download, failure(rt.check_inputs, *sides[:2], "ada/other")])
+    found = rt.check(*sides)
+    answer([found.compatible, found.download, failure(rt.check, *sides[:2], "ada/other")])
     """
     assert hub.client().ask(code.replace("{load}", "True")) == [True, 0, None]
     offline = hub.client(HF_HUB_OFFLINE="1").ask(code.replace("{load}", "False"))
@@ -277,7 +277,7 @@ def test_labels_of_a_dataset_come_from_its_card(hub: Hub, models):
     publish(hub, models)
     code = """
     import hf_retarget as rt
-    facts = [rt.check_inputs("ada/old", "ada/tuned", "ada/new", f"ada/{name}") for name in ("described", "bare")]
+    facts = [rt.check("ada/old", "ada/tuned", "ada/new", f"ada/{name}") for name in ("described", "bare")]
     answer([[each.compatible, each.data.labels, each.data.images, each.data.notes] for each in facts])
     """
     described, bare = hub.client().ask(code)

@@ -29,7 +29,7 @@ def files(tmp_path_factory) -> tuple[Result, Path]:
     folder = tmp_path_factory.mktemp("inspect")
     names = ("--svg", "resnet.svg", "--html", "resnet.html", "--save", "graph.json")
     paths = [name if name.startswith("--") else str(folder / name) for name in names]
-    return run("inspect", "test_resnet", "--check", *paths), folder
+    return run("inspect", "test_resnet", "--verify", *paths), folder
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +117,10 @@ def test_debug_shows_the_traceback(how, monkeypatch):
     assert isinstance(result.exception, rt.ModelError)
 
 
-def test_a_check_that_fails_exits_with_1(monkeypatch):
-    honest = rt.check
-    monkeypatch.setattr(rt, "check", lambda *arguments: replace(honest(*arguments), error=1.0))
-    result = run("inspect", "test_resnet", "--check", "--json")
+def test_a_graph_that_is_not_verified_exits_with_1(monkeypatch):
+    honest = rt.verify
+    monkeypatch.setattr(rt, "verify", lambda *arguments: replace(honest(*arguments), error=1.0))
+    result = run("inspect", "test_resnet", "--verify", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["check"]["passed"] is False
 
@@ -190,7 +190,7 @@ def gray(tmp_path_factory) -> Path:
 
 
 def test_a_folder_is_inspected_as_its_files_say(gray):
-    result = run("inspect", str(gray), "--json", "--check")
+    result = run("inspect", str(gray), "--json", "--verify")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     built = timm.create_model("test_vit", num_classes=3, in_chans=1)
@@ -203,7 +203,7 @@ def test_a_folder_of_transformers_is_inspected(tmp_path):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=4)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    result = run("inspect", str(tmp_path / "vit"), "--check")
+    result = run("inspect", str(tmp_path / "vit"), "--verify")
     assert result.exit_code == 0, result.output
     assert "unknown operators   none" in result.stdout
 

@@ -326,7 +326,6 @@ def test_an_interrupted_port_says_how_to_go_on(trio, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--data", "fashion-mnist"),
         ("--data", "fashion-mnist", "--out", "x", "--steps", "0"),
         ("--data", "fashion-mnist", "--out", "x", "--method", "magic"),
         ("--data", "fashion-mnist", "--out", "x", "--permutation", "missing.safetensors"),
@@ -349,3 +348,20 @@ def test_help_says_what_the_tool_does():
 
 def test_choices_that_are_written_twice_agree():
     assert import_module("hf_retarget.pipeline.port").DTYPES == DTYPES
+
+
+def test_without_out_the_result_is_named_after_the_models(models, trio, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ("port", *trio, *DATA, *SHORT, "--control", "none", "--no-check")
+    done = run(*command)
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines()[0] == "the result goes to tuned-on-new"
+    assert "Saved to tuned-on-new" in done.stdout
+    assert (tmp_path / "tuned-on-new" / "model.safetensors").is_file()
+    again = run(*command)
+    assert again.exit_code == 1
+    assert all(flag in again.stderr for flag in ("--out", "--resume", "--overwrite"))
+    resumed = run(*command, "--resume")
+    assert (resumed.exit_code, "is finished" in resumed.stderr) == (0, True)
+    assert run(*command, "--overwrite").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned-on-new"]

@@ -23,7 +23,7 @@ def main() -> int:
     for model in sorted(found, key=lambda model: model.id):
         data = data_of(model) or arguments.data
         try:
-            check = rt.check_inputs(arguments.old_base, model.id, arguments.new_base, data, overrides=overrides)
+            check = rt.check(arguments.old_base, model.id, arguments.new_base, data, overrides=overrides)
             problems = (
                 check.problems
                 if data

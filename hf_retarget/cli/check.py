@@ -13,7 +13,7 @@ from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import echo, echo_json
 
 if TYPE_CHECKING:
-    from hf_retarget.pipeline.check_inputs import InputCheck, Side
+    from hf_retarget.pipeline.check import InputCheck, Side
     from hf_retarget.pipeline.cost import Cost
     from hf_retarget.recipe import Recipe
 
@@ -53,9 +53,9 @@ def check(ctx: click.Context, /, recipe: Recipe, quiet: bool, as_json: bool, **o
     with --arch.
     """
     with status("starting"):
-        from hf_retarget.pipeline.check_inputs import check_inputs
+        from hf_retarget.pipeline.check import check
     with watch(quiet) as progress:
-        found = check_inputs(recipe=recipe, progress=progress, **options)
+        found = check(recipe=recipe, progress=progress, **options)
     if as_json:
         echo_json(found.to_json())
     else:

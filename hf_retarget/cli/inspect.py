@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hf_retarget.graph import PermutationGraph
-    from hf_retarget.graph.check import CheckResult
+    from hf_retarget.graph.verify import Verification
 
 _EXAMPLE = """\b
 Examples:
   hf-retarget inspect resnet18
   hf-retarget inspect vit_base_patch16_224 --html vit.html
-  hf-retarget inspect ported/ --check
+  hf-retarget inspect ported/ --verify
   hf-retarget inspect timm/resnet18.a1_in1k@main
-  hf-retarget inspect swin_tiny_patch4_window7_224 --check --json
+  hf-retarget inspect swin_tiny_patch4_window7_224 --verify --json
   hf-retarget inspect mypackage.mymodule:make_model --save graph.json
 """
 
@@ -34,7 +34,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command(epilog=_EXAMPLE)
 @click.argument("model")
-@click.option("--check", "run_check", is_flag=True, help="Verify it: permute random weights and compare outputs.")
+@click.option("--verify", "verified", is_flag=True, help="Verify it: permute random weights and compare outputs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("--svg", type=_FILE, help="Write the picture to FILE.", metavar="FILE")
 @click.option("--html", type=_FILE, help="Write a page with picture and tables to FILE.", metavar="FILE")
@@ -49,7 +49,7 @@ def inspect(
     ctx: click.Context,
     /,
     model: str,
-    run_check: bool,
+    verified: bool,
     as_json: bool,
     svg: Path | None,
     html: Path | None,
@@ -64,7 +64,7 @@ def inspect(
     """
     from hf_retarget.inspect import draw_page, draw_picture, print_summary, summarise
 
-    graph, check = derive(model, run_check, {name: value for name, value in options.items() if value is not None})
+    graph, check = derive(model, verified, {name: value for name, value in options.items() if value is not None})
     summary = summarise(graph, model)
     if as_json:
         document = summary.to_json() | {"check": check.to_json() if check else None}
@@ -81,17 +81,17 @@ def inspect(
         ctx.exit(1)
 
 
-def derive(model: str, run_check: bool, options: dict[str, Any]) -> tuple[PermutationGraph, CheckResult | None]:
+def derive(model: str, verified: bool, options: dict[str, Any]) -> tuple[PermutationGraph, Verification | None]:
     """The permutation graph of a model, and the result of the check if it was asked for."""
     with status(f"tracing {model}"):
         import hf_retarget as rt
 
         built, example = _stored(model, options) if _is_stored(model) else _known(model, options)
         graph = rt.trace(built, example)
-    if not run_check:
+    if not verified:
         return graph, None
-    with status(f"checking {model}"):
-        return graph, rt.check(built, graph, example)
+    with status(f"verifying {model}"):
+        return graph, rt.verify(built, graph, example)
 
 
 def _is_stored(model: str) -> bool:

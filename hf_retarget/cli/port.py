@@ -26,7 +26,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 _EXAMPLE = """\b
 Examples:
-  hf-retarget port --src-base old/ --src-ft tuned/ --new-base new/ --data cub --out ported
+  hf-retarget port --src-base old/ --src-ft tuned/ --new-base new/ --data cub
   hf-retarget port --src-base timm/a --src-ft me/a-pets --new-base timm/b --data pets --dry-run
   hf-retarget port … --data photos/ --steps 15 --early-stop 3 --finetune-steps 100 --out ported
   hf-retarget port … --data pets --permutation ported/ --out another
@@ -44,7 +44,12 @@ Row = tuple[str, ...]
 @click.option("--src-base", required=True, metavar="MODEL", help="Old base, from which the fine-tuning started.")
 @click.option("--src-ft", required=True, metavar="MODEL", help="The old base after the fine-tuning.")
 @click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning is to move.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to make for the ported model.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder to make for the ported model (TUNED-on-BASE if not given).",
+)
 @click.option(
     "--permutation",
     type=click.Path(exists=True, path_type=Path),
@@ -91,9 +96,9 @@ def port(
     A MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with
     --arch. The closing table compares the port with plain fine-tuning at the same price; DIR appears when all is done.
     """
-    if out is None and not dry_run:
-        raise click.UsageError("Missing option '--out' (or say --dry-run).")
     options["checkpoints"] = options["checkpoints"] or None
+    if out is None:
+        out = Path(name_result(options["src_ft"], options["new_base"]))
     place = check_push(destination, options["token"])
     if dry_run:
         _plan(recipe, quiet, as_json, {name: value for name, value in options.items() if name not in _PORT_ONLY})
@@ -101,6 +106,7 @@ def port(
     with status("starting"):
         from hf_retarget.pipeline.port import port
     with resumable(), watch(quiet) as progress:
+        progress.say(f"the result goes to {out}")
         try:
             command = describe_command(sys.argv)
             figures = port(recipe=recipe, out=out, command=command, progress=progress, **options).figures
@@ -124,6 +130,21 @@ def port(
     if not quiet:
         echo(f"Look: {out}/report.html", err=True)
         echo(f"Next: hf-retarget finetune {describe_data(out, recipe)} --steps 200 --out …", err=True)
+
+
+def name_result(tuned: str, new_base: str) -> str:
+    """The folder of a port that was given none: after the tuned model and the new base, in the current folder.
+
+    Example:
+        >>> name_result("me/birds@v2", "timm/resnet18.a1_in1k"), name_result("runs/tuned/", "new/model.safetensors")
+        ('birds-on-resnet18.a1_in1k', 'tuned-on-model')
+    """
+
+    def last(reference: str) -> str:
+        name = reference.rpartition(":")[2].partition("@")[0].rstrip("/").rpartition("/")[2]
+        return name.removesuffix(".safetensors").lstrip(".~") or "model"
+
+    return f"{last(tuned)}-on-{last(new_base)}"
 
 
 def describe_data(folder: Path | None, recipe: Recipe) -> str:

@@ -13,7 +13,7 @@ from hf_retarget.inspect.summary import GroupSummary, Summary, summarise
 
 if TYPE_CHECKING:
     from hf_retarget.graph import PermutationGraph
-    from hf_retarget.graph.check import CheckResult
+    from hf_retarget.graph.verify import Verification
 
 _REASONS = {
     "input": "the model's input comes in this order",
@@ -27,7 +27,7 @@ _REASONS = {
 }
 
 
-def draw_page(graph: PermutationGraph, model: str, everything: bool = False, check: CheckResult | None = None) -> str:
+def draw_page(graph: PermutationGraph, model: str, everything: bool = False, check: Verification | None = None) -> str:
     """The page as a string; it needs no network."""
     summary = summarise(graph, model)
     plan = sketch(graph, everything)
@@ -67,7 +67,7 @@ _NUMBERS = dict.fromkeys(("size", "parameters"), "number")
 _HINT = "Point at a line, or at a row of the table below, to see everything that moves with it; click to keep it."
 
 
-def _facts(summary: Summary, check: CheckResult | None) -> Element:
+def _facts(summary: Summary, check: Verification | None) -> Element:
     facts = [
         (f"{len(summary.groups)}", "groups"),
         (f"{summary.per_block}", "of them per head or convolution group"),

@@ -16,14 +16,14 @@ from hf_retarget.inspect.roles import Role
 from hf_retarget.inspect.summary import GroupSummary, Summary
 
 if TYPE_CHECKING:
-    from hf_retarget.graph.check import CheckResult
+    from hf_retarget.graph.verify import Verification
 
 _ROLE_STYLES = {Role.STREAM: "blue", Role.INNER: "yellow", Role.SEGMENT: "green"}
 _NUMBERS = frozenset({"size", "times", "axes", "parameters"})
 _UNLIMITED = 100_000  # columns: text for grep and files is never wrapped
 
 
-def print_summary(summary: Summary, file: IO[str], everything: bool = False, check: CheckResult | None = None) -> None:
+def print_summary(summary: Summary, file: IO[str], everything: bool = False, check: Verification | None = None) -> None:
     """Print figures, groups and pinned axes to `file`.
 
     On a terminal, blocks that repeat are folded into the first of them unless `everything`.
@@ -38,7 +38,7 @@ def print_summary(summary: Summary, file: IO[str], everything: bool = False, che
     file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
 
 
-def _print(summary: Summary, console: Console, everything: bool, check: CheckResult | None) -> None:
+def _print(summary: Summary, console: Console, everything: bool, check: Verification | None) -> None:
     console.print(_figures(summary, check))
     for unknown in summary.unknown_operators:
         console.print(Text(unknown, style="yellow"))
@@ -71,7 +71,7 @@ def _table(console: Console, rows: Sequence[Mapping[str, Text]], columns: Sequen
     return table
 
 
-def _figures(summary: Summary, check: CheckResult | None) -> Table:
+def _figures(summary: Summary, check: Verification | None) -> Table:
     table = Table.grid(padding=(0, 3, 0, 0))
     rows = [
         ("model", summary.model),

@@ -11,8 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import PortError
 from hf_retarget.graph import Block, Factor, Layout, PermutationGraph, PinnedAxis
-from hf_retarget.graph.check import CheckResult, check
 from hf_retarget.graph.trace import trace
+from hf_retarget.graph.verify import Verification
+from hf_retarget.graph.verify import verify as verify_graph
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Derived:
     """A graph, what verified it, and the groups it had to give up."""
 
     graph: PermutationGraph
-    check: CheckResult | None
+    check: Verification | None
     held: tuple[str, ...]
 
 
@@ -28,7 +29,7 @@ def derive_graph(model: nn.Module, input_size: tuple[int, int, int], *, verify: 
     """Trace a model for images of this size, and verify the graph; one that does not hold is an error."""
     example = torch.zeros(2, *input_size)  # two, so that the batch is not mistaken for an axis of one element
     graph = trace(model, example)
-    result = check(model, graph, example) if verify else None
+    result = verify_graph(model, graph, example) if verify else None
     if result is not None and not result.passed:
         raise PortError(
             f"the permutation graph of {type(model).__name__} cannot be trusted: {result.verdict} "

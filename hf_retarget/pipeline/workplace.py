@@ -148,7 +148,10 @@ class Workplace:
         finished = resume and not unfinished and self._made_from() is not None  # `open` sees whether it is this run
         if self.out.is_dir() and any(self.out.iterdir()) and not finished:
             if not overwrite:
-                raise PortError(f"'{self.out}' is not empty; name another folder, or replace it with --overwrite")
+                raise PortError(
+                    f"'{self.out}' is not empty; name another folder with --out, go on with --resume if it is of this "
+                    "run, or replace it with --overwrite"
+                )
             if not (self.out / _MODEL).is_file():
                 raise PortError(f"'{self.out}' holds no model (no {_MODEL}) and is not replaced; name another folder")
         if self.state.exists() and not (resume or overwrite):

@@ -55,7 +55,7 @@ def test_family(name, options, side, groups, per_block):
     graph = rt.trace(empty_model(name, **options), example)
     assert [str(unknown) for unknown in graph.unknown_operators] == []
     assert (len(graph), sum(bool(group.blocks) for group in graph)) == (groups, per_block)
-    result = rt.check(random_model(name, **options), graph, example, draws=1, controls=2)
+    result = rt.verify(random_model(name, **options), graph, example, draws=1, controls=2)
     assert result.error <= 1e-8, result.verdict
     assert result.passed, result.verdict
 

@@ -318,7 +318,7 @@ def verify(program: Program) -> None:
     graph = rt.trace(model, x)
     assert [str(unknown) for unknown in graph.unknown_operators] == []
     try:
-        result = rt.check(model, graph, x, controls=0)
+        result = rt.verify(model, graph, x, controls=0)
     except rt.TraceError:  # only zeros
         return
     assert result.error <= max(1e-8, 1e3 * result.noise_floor), (result.verdict, [str(group) for group in graph])

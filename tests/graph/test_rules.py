@@ -92,7 +92,7 @@ def verify_row(row: Row, jointly: bool = False) -> None:
     assert operator in operators(program.graph_module), f"the row does not test {operator}"
     graph = build(model, program)
     assert not graph.unknown_operators
-    result = rt.check(model, graph, x, controls=None)
+    result = rt.verify(model, graph, x, controls=None)
     assert result.error <= 1e-8, result.verdict
     assert sorted(group.shape for group in graph) == expected(groups)
     assert all(control.effective for control in result.controls), result.controls

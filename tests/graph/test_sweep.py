@@ -25,7 +25,7 @@ def verify(name: str) -> rt.PermutationGraph:
     assert [str(unknown) for unknown in graph.unknown_operators] == []
     assert len(graph) > 0
     assert graph.share(1) > 0.75, "most parameters lie on a free axis"
-    result = rt.check(random_model(name), graph, draws=1, controls=2)
+    result = rt.verify(random_model(name), graph, draws=1, controls=2)
     assert result.passed, result.verdict
     return graph
 

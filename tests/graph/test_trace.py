@@ -42,7 +42,7 @@ class Cached(nn.Module):
 
 def use(model: nn.Module, example: Tensor) -> None:
     graph = rt.trace(model, example)
-    rt.check(model, graph, example)
+    rt.verify(model, graph, example)
 
 
 def test_weights_buffers_gradients_and_modes_are_untouched():
@@ -104,7 +104,7 @@ def test_caches_stay_and_do_not_disturb():
         model(x)
     (cached,) = model.attention_bias_cache.values()
     graph = rt.trace(model, x)
-    result = rt.check(model, graph, x, controls=None)
+    result = rt.verify(model, graph, x, controls=None)
     assert graph == fresh, "what is remembered of the weights is not a constant"
     assert result.passed, result.verdict
     assert list(model.attention_bias_cache.values()) == [cached]
@@ -148,7 +148,7 @@ def test_a_model_without_memory_has_the_same_graph():
     graph = rt.trace(empty, IMAGE)
     assert graph == rt.trace(convolutional(), IMAGE)
     assert all(tensor.is_meta for tensor in empty.state_dict().values())
-    assert rt.check(empty, graph, IMAGE, controls=None).passed
+    assert rt.verify(empty, graph, IMAGE, controls=None).passed
 
 
 def test_an_example_without_memory():
@@ -161,7 +161,7 @@ def test_the_graph_does_not_depend_on_the_caller_s_context(context):
     model = convolutional()
     with context():
         graph = rt.trace(model, IMAGE)
-        assert rt.check(model, graph, IMAGE).passed
+        assert rt.verify(model, graph, IMAGE).passed
     assert graph == expected
 
 
@@ -177,7 +177,7 @@ def test_attention_is_not_hidden_in_a_fused_operator():
 def test_memory_order_of_the_weights_does_not_matter():
     model = convolutional().to(memory_format=torch.channels_last)
     assert rt.trace(model, IMAGE) == rt.trace(convolutional(), IMAGE)
-    assert rt.check(model, rt.trace(model, IMAGE), IMAGE).passed
+    assert rt.verify(model, rt.trace(model, IMAGE), IMAGE).passed
 
 
 def test_a_copy_of_a_model_can_be_traced_again():
@@ -212,7 +212,7 @@ def test_a_question_that_shapes_answer(question, groups):
     model, x = Asks(question), torch.rand(2, 4)
     graph = rt.trace(model, x)
     assert len(graph) == groups
-    assert rt.check(model, graph, x).passed
+    assert rt.verify(model, graph, x).passed
 
 
 def test_a_question_that_shapes_answer_without_memory():
@@ -298,4 +298,4 @@ def test_an_example_is_needed_if_timm_does_not_know_one():
     with pytest.raises(rt.TraceError, match=r"no example input for Sequential.*example_input="):
         rt.trace(convolutional())
     with pytest.raises(rt.TraceError, match=r"no example input for Sequential.*example_input="):
-        rt.check(convolutional(), rt.trace(convolutional(), IMAGE))
+        rt.verify(convolutional(), rt.trace(convolutional(), IMAGE))

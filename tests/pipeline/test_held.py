@@ -72,7 +72,7 @@ def test_blocks_keep_their_insides_when_their_order_is_pinned(part):
     assert less.fingerprint != graph.fingerprint
     if part == "outer":
         assert less[inner.name].outer == (None,)
-    assert rt.check(model, less, example, controls=None).passed
+    assert rt.verify(model, less, example, controls=None).passed
     assert {str(pinned.axis) for pinned in less.pinned} > {str(pinned.axis) for pinned in graph.pinned}
     tensors = {key: value.detach() for key, value in model.state_dict().items()}
     order = less.random(seed=0)

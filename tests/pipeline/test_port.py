@@ -20,7 +20,7 @@ from torch import nn
 
 import hf_retarget as rt
 from hf_retarget.files import load_tensors, save_tensors
-from hf_retarget.graph.check import CheckResult
+from hf_retarget.graph.verify import Verification
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.pipeline import held, pose, result
 from hf_retarget.pipeline.plan import plan
@@ -379,7 +379,7 @@ def test_a_vision_transformer_on_parquet(pictures, tmp_path):
     assert blocked
     assert any((found.permutation[name] != torch.arange(found.permutation[name].shape[-1])).any() for name in blocked)
     assert found.figures["batchnorm"]["layers"] == 0
-    changed = rt.check(found.model, found.graph, torch.zeros(2, 3, 32, 32))
+    changed = rt.verify(found.model, found.graph, torch.zeros(2, 3, 32, 32))
     assert changed.passed
 
 
@@ -555,8 +555,8 @@ def test_bad_input_is_refused_before_anything_is_written(change, values, error, 
 
 
 def test_a_graph_that_does_not_hold_is_an_error(nets, colours, monkeypatch):
-    failed = CheckResult(1.0, 0.0, 1e-8, 2, (), 0.0)
-    monkeypatch.setattr(held, "check", lambda *_: failed)
+    failed = Verification(1.0, 0.0, 1e-8, 2, (), 0.0)
+    monkeypatch.setattr(held, "verify_graph", lambda *_: failed)
     with pytest.raises(rt.PortError, match=r"cannot be trusted: FAILED.*--no-check"):
         rt.port(*nets, colours, recipe=make_recipe())
     assert rt.port(*nets, colours, recipe=make_recipe(check=False, control="none")).figures["graph"]["check"] is None

@@ -53,7 +53,7 @@ def recipe_of(method: str, length: str, control: str = "full") -> rt.Recipe:
 def test_check_and_dry_run_and_recipe_agree(sides, method, length):
     recipe = recipe_of(method, length)
     planned = plan(*sides[:3], recipe=recipe, tuned_target=sides[3])
-    checked = rt.check_inputs(*sides[:3], recipe=recipe).cost
+    checked = rt.check(*sides[:3], recipe=recipe).cost
     price = price_port(recipe, planned.images["train"], oracle=True)
     assert (planned.gradients, planned.control_steps) == (price.gradients, price.control)
     assert (checked.gradients, checked.control) == (price.gradients, price.control)
@@ -72,7 +72,7 @@ def test_the_port_takes_what_was_planned(sides, method, courses):
 
 def test_epochs_of_a_recipe_count_in_check(sides):
     # cub@paper fine-tunes for epochs: the control has to see as many images, also before they are downloaded.
-    whole = rt.check_inputs(*sides[:3], recipe=recipe_of("fgmt", "epochs")).cost
-    none = rt.check_inputs(*sides[:3], recipe=recipe_of("fgmt", "none")).cost
+    whole = rt.check(*sides[:3], recipe=recipe_of("fgmt", "epochs")).cost
+    none = rt.check(*sides[:3], recipe=recipe_of("fgmt", "none")).cost
     assert whole.control > none.control
     assert whole.seconds > none.seconds

@@ -29,7 +29,7 @@ _EFFECT = 1e3
 
 
 @dataclass(frozen=True)
-class Control:
+class NegativeControl:
     """A negative control: one tensor of a group permuted without the others, which must change the output."""
 
     group: str
@@ -41,8 +41,8 @@ class Control:
 
 
 @dataclass(frozen=True)
-class CheckResult:
-    """What a check has found.
+class Verification:
+    """What running a model with permuted weights has shown.
 
     `error` is the largest deviation of any output tensor over all drawn permutations, relative to the largest element
     of that tensor; `noise_floor` is what a last-bit change of the weights does to the same output.
@@ -52,7 +52,7 @@ class CheckResult:
     noise_floor: float
     tolerance: float
     draws: int
-    controls: tuple[Control, ...]
+    controls: tuple[NegativeControl, ...]
     seconds: float
 
     @property
@@ -62,11 +62,11 @@ class CheckResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the outputs stayed the same and the check was able to tell."""
+        """Whether the outputs stayed the same, and would have changed if the graph were wrong."""
         return self.invariant and not self.doubtful and (not self.controls or any(c.effective for c in self.controls))
 
     @property
-    def doubtful(self) -> tuple[Control, ...]:
+    def doubtful(self) -> tuple[NegativeControl, ...]:
         """Controls that ought to have changed the output and did not."""
         return tuple(control for control in self.controls if not control.effective and not control.silent)
 
@@ -81,7 +81,7 @@ class CheckResult:
             named = f", first '{self.doubtful[0].tensor}' of group '{self.doubtful[0].group}'" if self.doubtful else ""
             return (
                 f"FAILED: {len(self.controls) - effective} of {len(self.controls)} negative controls "
-                f"did not change the output{named}; the check cannot tell."
+                f"did not change the output{named}; so the verification cannot tell."
             )
         return (
             f"passed: {self.draws} random permutation{'s' * (self.draws > 1)} kept the function ({figures}); "
@@ -93,7 +93,7 @@ class CheckResult:
         return asdict(self) | {"passed": self.passed, "verdict": self.verdict}
 
 
-def check(
+def verify(
     model: nn.Module,
     graph: PermutationGraph,
     example_input: Example | None = None,
@@ -102,7 +102,7 @@ def check(
     controls: int | None = 8,
     tolerance: float = 1e-8,
     seed: int = 0,
-) -> CheckResult:
+) -> Verification:
     """Run the model on random weights, permuted and not, and compare.
 
     The model is not touched: a float64 copy gets random parameters and buffers, so that zero-initialised gammas, unit
@@ -114,7 +114,7 @@ def check(
         >>> from hf_retarget.graph.trace import trace
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> x = torch.zeros(1, 4)
-        >>> check(model, trace(model, x), x).passed
+        >>> verify(model, trace(model, x), x).passed
         True
     """
     began = time.perf_counter()
@@ -125,7 +125,7 @@ def check(
     noise = probe.noise()
     threshold = _EFFECT * max(error, noise, _ULP)
     found = tuple(_control(graph, probe, group, threshold) for group in _choose(graph, controls))
-    return CheckResult(error, noise, tolerance, draws, found, time.perf_counter() - began)
+    return Verification(error, noise, tolerance, draws, found, time.perf_counter() - began)
 
 
 # ---------------------------------------------------------------------- running the model
@@ -289,7 +289,7 @@ def _choose(graph: PermutationGraph, count: int | None) -> list[Group]:
     return [groups[i * len(groups) // count] for i in range(count)]
 
 
-def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: float) -> Control:
+def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: float) -> NegativeControl:
     # Some tensors cannot show it (the bias of the keys cancels in a softmax), so the heaviest three are tried.
     shifted = graph.identity()
     index = shifted[group.name].roll(1, -1)
@@ -303,4 +303,4 @@ def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: fl
             break
     effective = best[1] > threshold
     silent = not effective and all(probe.deviation({name: probe.redrawn(name)}) <= threshold for name in tensors[:3])
-    return Control(group.name, *best, effective, silent)
+    return NegativeControl(group.name, *best, effective, silent)

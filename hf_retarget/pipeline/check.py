@@ -97,7 +97,7 @@ class InputCheck:
         return {"format": FORMAT, "compatible": self.compatible, "download": self.download, **asdict(self)}
 
 
-def check_inputs(
+def check(
     src_base: Reference,
     src_ft: Reference,
     new_base: Reference,

@@ -54,7 +54,7 @@ def forgotten(graph: rt.PermutationGraph, tensor: str) -> rt.PermutationGraph:
 
 def test_a_right_graph_passes():
     model = perceptron()
-    result = rt.check(model, rt.trace(model, ROW), ROW)
+    result = rt.verify(model, rt.trace(model, ROW), ROW)
     assert result.passed
     assert result.invariant
     assert result.error < 1e-12
@@ -64,7 +64,7 @@ def test_a_right_graph_passes():
 @pytest.mark.parametrize("tensor", ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight"])
 def test_a_tensor_that_is_missing_from_its_groups_is_found(tensor):
     model = perceptron()
-    result = rt.check(model, forgotten(rt.trace(model, ROW), tensor), ROW)
+    result = rt.verify(model, forgotten(rt.trace(model, ROW), tensor), ROW)
     assert not result.passed
     assert not result.invariant
     assert result.error > 1e-3
@@ -77,26 +77,26 @@ def test_two_groups_taken_for_one_another_are_found():
     for group in ("0", "2"):
         other = {"0": "2", "2": "0"}[group]
         wrong = edited(graph, "2.weight", lambda factor, other=other: factor._replace(group=other))
-        assert not rt.check(model, wrong, ROW).passed
+        assert not rt.verify(model, wrong, ROW).passed
 
 
 def test_a_pinned_axis_taken_for_free_is_found():
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6))
     graph = rt.trace(model, ROW)
     wrong = edited(graph, "1.bias", lambda factor: factor._replace(group="0"))
-    assert not rt.check(model, wrong, ROW).passed
+    assert not rt.verify(model, wrong, ROW).passed
 
 
 def test_heads_that_do_not_move_together_are_found():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model, x = nn.Sequential(nn.Linear(3, 8), layer, nn.Linear(8, 2)), torch.zeros(2, 5, 3)
     graph = rt.trace(model, x)
-    assert rt.check(model, graph, x).passed
-    assert not rt.check(model, forgotten(graph, "1.self_attn.in_proj_bias"), x).passed
+    assert rt.verify(model, graph, x).passed
+    assert not rt.verify(model, forgotten(graph, "1.self_attn.in_proj_bias"), x).passed
     inner = [group.name for group in graph if group.blocks]
     swap = dict(zip(inner, reversed(inner), strict=True))
     wrong = edited(graph, "1.self_attn.out_proj.weight", lambda f: f._replace(group=swap.get(f.group, f.group)))
-    assert not rt.check(model, wrong, x).passed
+    assert not rt.verify(model, wrong, x).passed
 
 
 def test_bounds_that_are_buffers_keep_their_order():
@@ -112,7 +112,7 @@ def test_bounds_that_are_buffers_keep_their_order():
 
     model = Clipped()
     graph = rt.trace(model, torch.zeros(2, 6))
-    result = rt.check(model, graph, torch.zeros(2, 6))
+    result = rt.verify(model, graph, torch.zeros(2, 6))
     assert len(graph) == 1
     assert result.passed, result.verdict  # random bounds in the wrong order would make the output constant
 
@@ -121,15 +121,15 @@ def test_buffers_count():
     model = Residual()
     graph = rt.trace(model, ROW)
     for buffer in ("norm.running_mean", "norm.running_var"):
-        assert not rt.check(model, forgotten(graph, buffer), ROW).passed
+        assert not rt.verify(model, forgotten(graph, buffer), ROW).passed
 
 
 @pytest.mark.parametrize("tensor", ["up.bias", "down.weight", "norm.weight", "norm.bias", "gamma"])
 def test_a_zero_hides_nothing(tensor):
     model = Residual(gamma=0.0)
     graph = rt.trace(model, ROW)
-    assert rt.check(model, graph, ROW, controls=None).passed
-    assert not rt.check(model, forgotten(graph, tensor), ROW).passed
+    assert rt.verify(model, graph, ROW, controls=None).passed
+    assert not rt.verify(model, forgotten(graph, tensor), ROW).passed
 
 
 def test_tied_weights_are_moved_once():
@@ -144,10 +144,10 @@ def test_tied_weights_are_moved_once():
 
     model, tokens = Tied(), torch.tensor([[1, 2, 3]])
     graph = rt.trace(model, tokens)
-    result = rt.check(model, graph, tokens, controls=None)
+    result = rt.verify(model, graph, tokens, controls=None)
     assert result.passed
     assert all(control.effective for control in result.controls)
-    assert not rt.check(model, forgotten(graph, "mix.bias"), tokens).passed
+    assert not rt.verify(model, forgotten(graph, "mix.bias"), tokens).passed
 
 
 # ---------------------------------------------------------------------- negative controls
@@ -156,7 +156,7 @@ def test_tied_weights_are_moved_once():
 def test_controls_change_the_output():
     model = Residual()
     graph = rt.trace(model, ROW)
-    result = rt.check(model, graph, ROW, controls=None)
+    result = rt.verify(model, graph, ROW, controls=None)
     assert [control.group for control in result.controls] == [group.name for group in graph]
     for control in result.controls:
         assert control.effective
@@ -167,7 +167,7 @@ def test_controls_change_the_output():
 @pytest.mark.parametrize(("asked", "done"), [(0, 0), (1, 1), (2, 2), (8, 2), (None, 2)])
 def test_as_many_controls_as_asked_for(asked, done):
     model = perceptron()
-    result = rt.check(model, rt.trace(model, ROW), ROW, controls=asked)
+    result = rt.verify(model, rt.trace(model, ROW), ROW, controls=asked)
     assert len(result.controls) == done
     assert result.passed
     assert f"{done} of {done} negative controls" in result.verdict
@@ -185,7 +185,7 @@ def test_a_check_that_cannot_tell_does_not_pass():
             return self.direct(x) + 0 * self.second(self.first(x))
 
     model = Deaf()
-    result = rt.check(model, rt.trace(model, ROW), ROW)
+    result = rt.verify(model, rt.trace(model, ROW), ROW)
     assert result.invariant
     assert not result.passed
     assert "cannot tell" in result.verdict
@@ -229,7 +229,7 @@ class Casts(nn.Module):
 def test_hard_casts_do_not_drown_the_comparison(cast):
     model = Casts(cast)
     graph = rt.trace(model, ROW)
-    result = rt.check(model, graph, ROW)
+    result = rt.verify(model, graph, ROW)
     assert [group.shape for group in graph] == [(64,)]
     assert result.error <= 1e-8, result.verdict
     assert result.passed
@@ -237,7 +237,7 @@ def test_hard_casts_do_not_drown_the_comparison(cast):
 
 def test_the_noise_floor_is_a_small_number():
     model = perceptron()
-    result = rt.check(model, rt.trace(model, ROW), ROW)
+    result = rt.verify(model, rt.trace(model, ROW), ROW)
     assert math.isfinite(result.noise_floor)
     assert 0 < result.noise_floor < 1e-12
 
@@ -245,24 +245,24 @@ def test_the_noise_floor_is_a_small_number():
 def test_the_tolerance_decides():
     model = perceptron()
     graph = forgotten(rt.trace(model, ROW), "0.bias")
-    assert not rt.check(model, graph, ROW, tolerance=1e-8).invariant
-    assert rt.check(model, graph, ROW, tolerance=100.0).invariant
+    assert not rt.verify(model, graph, ROW, tolerance=1e-8).invariant
+    assert rt.verify(model, graph, ROW, tolerance=100.0).invariant
 
 
 def test_the_same_seed_gives_the_same_figures():
     model = perceptron()
     graph = rt.trace(model, ROW)
-    first, again, other = (rt.check(model, graph, ROW, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (rt.verify(model, graph, ROW, seed=seed) for seed in (1, 1, 2))
     assert replace(first, seconds=0) == replace(again, seconds=0)
     assert replace(first, seconds=0) != replace(other, seconds=0)
 
 
 def test_more_draws_find_more():
     model = perceptron()
-    result = rt.check(model, rt.trace(model, ROW), ROW, draws=5)
+    result = rt.verify(model, rt.trace(model, ROW), ROW, draws=5)
     assert result.draws == 5
     assert "5 random permutations" in result.verdict
-    assert "1 random permutation kept" in rt.check(model, rt.trace(model, ROW), ROW, draws=1).verdict
+    assert "1 random permutation kept" in rt.verify(model, rt.trace(model, ROW), ROW, draws=1).verdict
 
 
 # ---------------------------------------------------------------------- what it reports
@@ -270,7 +270,7 @@ def test_more_draws_find_more():
 
 def test_the_result_is_json():
     model = perceptron()
-    result = rt.check(model, rt.trace(model, ROW), ROW, controls=None)
+    result = rt.verify(model, rt.trace(model, ROW), ROW, controls=None)
     document = json.loads(json.dumps(result.to_json()))
     assert document["passed"] is True
     assert document["verdict"] == result.verdict
@@ -291,7 +291,7 @@ def test_an_output_that_tells_nothing_is_refused(function, word):
     model = Mute(*perceptron())
     graph = rt.trace(model, ROW)
     with pytest.raises(rt.TraceError, match=f"Mute gives {word}"):
-        rt.check(model, graph, ROW)
+        rt.verify(model, graph, ROW)
     assert torch.get_default_dtype() is torch.float32
 
 
@@ -299,7 +299,7 @@ def test_an_output_that_tells_nothing_is_refused(function, word):
 def test_an_example_that_does_not_fit_is_refused(example):
     model = perceptron()
     with pytest.raises(rt.TraceError, match="Sequential"):
-        rt.check(model, rt.trace(model, ROW), example)
+        rt.verify(model, rt.trace(model, ROW), example)
 
 
 def test_several_outputs_are_all_compared():
@@ -314,5 +314,5 @@ def test_several_outputs_are_all_compared():
 
     model = Several()
     graph = rt.trace(model, ROW)
-    assert rt.check(model, graph, ROW).passed
-    assert not rt.check(model, forgotten(graph, "side.weight"), ROW).passed
+    assert rt.verify(model, graph, ROW).passed
+    assert not rt.verify(model, forgotten(graph, "side.weight"), ROW).passed
