@@ -279,7 +279,8 @@ def test_no_path_of_the_machine_is_written(models, tmp_path):
 
 def test_a_result_that_is_saved_twice(trio, tmp_path):
     nets = [each for each in trio if isinstance(each, Path)]
-    recipe = rt.load_recipe("fashion-mnist").override(**{"data.limit": 60, "port.steps": 1, "port.control": "none"})
+    short = {"data.limit": 60, "data.image_size": 28, "port.steps": 1, "port.batch_size": 8, "port.control": "none"}
+    recipe = rt.load_recipe("fashion-mnist").override(**short)
     result = rt.port(*nets, recipe=recipe)
     result.save(tmp_path / "saved")
     with pytest.raises(rt.PortError, match="not empty"):
