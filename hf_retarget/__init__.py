@@ -31,8 +31,7 @@ from hf_retarget.errors import (
 )
 
 if TYPE_CHECKING:
-    from hf_retarget.compare import PortComparison, compare_ports
-    from hf_retarget.finetune.recorder import TrajectoryRecorder
+    from hf_retarget.comparison import PortComparison, compare_ports
     from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
     from hf_retarget.graph.trace import trace
     from hf_retarget.graph.verify import NegativeControl, Verification, verify
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from hf_retarget.pipeline.port_all import PortedAll, port_all
     from hf_retarget.pipeline.result import PortResult
     from hf_retarget.recipe import Recipe, load_recipe
+    from hf_retarget.training.recorder import TrajectoryRecorder
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
 _LAZY = {
@@ -54,13 +54,13 @@ _LAZY = {
         ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
     ),
     **dict.fromkeys(("InputCheck", "check"), "hf_retarget.pipeline.check"),
-    **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.compare.groups"),
+    **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.comparison.groups"),
     "Match": "hf_retarget.matching.descent",
     "PlaneResult": "hf_retarget.pipeline.plane_result",
     "PortJob": "hf_retarget.pipeline.jobs",
     "PortResult": "hf_retarget.pipeline.result",
     **dict.fromkeys(("PortedAll", "port_all"), "hf_retarget.pipeline.port_all"),
-    "TrajectoryRecorder": "hf_retarget.finetune.recorder",
+    "TrajectoryRecorder": "hf_retarget.training.recorder",
     **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
     "match": "hf_retarget.matching.methods",
     "plane": "hf_retarget.pipeline.plane",

@@ -111,7 +111,7 @@ TWO_PROCESSES = """
 import copy, dataclasses, json, sys, torch
 from hf_retarget.devices import choose_device
 from torch import nn
-from hf_retarget.batchnorm import reset_batchnorm
+from hf_retarget.training.batchnorm import reset_batchnorm
 from hf_retarget.evaluate import evaluate
 
 torch.manual_seed(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_retarget.errors import ModelError
-from hf_retarget.heads import fit_heads
+from hf_retarget.models.heads import fit_heads
 
 NAMES = ("fc.weight", "fc.bias")
 

@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # inspect, report …): it may import what is below it and nothing of its equals, and the ones above may import it.
 BELOW = ["errors", "untrusted", "files", "locks", "progress", "hub", "devices", "graph", "matching"]
 ABOVE = ["recipe", "pipeline", "cli", "__main__"]
-LONGEST = 350  # lines
+LONGEST = 500  # lines; more is a sign of two subjects
 
 
 def module_of(path: Path) -> str:
@@ -58,7 +58,7 @@ def allowed(part: str) -> set[str]:
 
 
 def test_there_are_parts():
-    assert {"errors", "graph", "models", "inspect", "cli"} <= PARTS
+    assert {"errors", "graph", "models", "inspection", "cli"} <= PARTS
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_imports_point_downwards(path):
 
 
 def test_nothing_below_imports_what_is_above():
-    assert not {"cli", "inspect", "models", "matching"} & allowed("graph")
+    assert not {"cli", "inspection", "models", "matching"} & allowed("graph")
     assert not any("cli" in allowed(part) for part in PARTS - {"cli", "__main__"})
 
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from hf_retarget.errors import RecipeError
-from hf_retarget.heads import POLICIES
 from hf_retarget.matching.methods import METHODS as REGISTERED
 from hf_retarget.matching.trajectory import SCHEDULES
+from hf_retarget.models.heads import POLICIES
 from hf_retarget.recipe import (
     SECTIONS,
     Field,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import hf_retarget as rt
-from hf_retarget.finetune.loop import finetune
 from hf_retarget.matching.descent import descend
 from hf_retarget.matching.objective import Stacks
+from hf_retarget.training.loop import finetune
 from quality.bench import Bench
 from quality.networks import MLP
 from quality.store import Kept

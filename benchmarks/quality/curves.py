@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from hf_retarget.data import ImageData, Split
 from hf_retarget.errors import PortError
 from hf_retarget.files import save_tensors
-from hf_retarget.finetune.loop import finetune
-from hf_retarget.finetune.options import TrainOptions
-from hf_retarget.finetune.recorder import TrajectoryRecorder
+from hf_retarget.training.loop import finetune
+from hf_retarget.training.options import TrainOptions
+from hf_retarget.training.recorder import TrajectoryRecorder
 
 TRAIN_IMAGES = 500
 """So many training images are scored, where the gap between training and test is asked for."""

@@ -51,7 +51,7 @@ def compare(
     A DIR is the folder of a port, or a folder of such folders. Ports that differ in nothing but their seeds are one
     group. What cannot be read is named and left out, and the exit code is then 1.
     """
-    from hf_retarget.compare import compare_ports
+    from hf_retarget.comparison import compare_ports
     from hf_retarget.report.comparison import draw_comparison_page, list_columns, list_rows, table_rows
 
     found = compare_ports(folders, over=over)

@@ -62,7 +62,7 @@ def inspect(
     MODEL is a name of timm, an id of the Hub (org/name@revision), a folder, or package.module:factory. It is built
     without weights: nothing is downloaded but, for the Hub, its configuration and the headers of its weights.
     """
-    from hf_retarget.inspect import draw_page, draw_picture, print_summary, summarise
+    from hf_retarget.inspection import draw_page, draw_picture, print_summary, summarise
 
     graph, check = derive(model, verified, {name: value for name, value in options.items() if value is not None})
     summary = summarise(graph, model)
@@ -109,7 +109,7 @@ def _stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
     """A model that is somewhere with its weights, and an image for it; its files decide about everything."""
     import torch
 
-    from hf_retarget.models.peek import peek_checkpoint
+    from hf_retarget.models.load import peek_checkpoint
     from hf_retarget.pipeline.start import choose_preprocess
 
     if options:

@@ -1,40 +1,159 @@
-"""The axis algebra: an axis is a product of atoms, and an atom may turn out to be a product or a sum of smaller ones.
-
-An *atom* stands for an index set with one unknown permutation. Atoms start whole and are refined on demand:
-
-- a `view` splits an atom into factors, the outermost first (`3·H·D` becomes `3 × H × D`);
-- a `cat`, `slice` or `chunk` cuts an atom into consecutive parts (`3·C` becomes `C + C + C`);
-- two axes that meet are unified, factor by factor and part by part. Atoms live in a union-find, so a refinement
-  reaches everything that was ever unified with the atom.
-
-**Specialisation.** Take `x[t, d]` and select `t = 1`. The rest of the axes need not be permuted as they are at
-`t = 0`: `d` may become a *family* with one member for every part of `t`. `narrow` therefore returns specialised
-atoms, `d | t=1`, which stay apart from `d` unless `d` is also seen without `t`; `hf_retarget.graph.families` decides.
-This is what keeps V independent of Q and K in a fused projection that is viewed, permuted and only then unbound.
-"""
+"""The axis algebra: atoms that axes are made of, how they are split and cut, and what unifies them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from math import prod
+from typing import NamedTuple
 
-from hf_retarget.graph.atoms import (
-    MISALIGNED,
-    Atom,
-    Key,
-    Misaligned,
-    Pin,
-    Product,
-    as_atom,
-    find,
-    flat,
-    leaves,
-    pin,
-    size_of,
-    starts,
-    sum_of,
-)
+
+class Misaligned(Exception):
+    """Two axes, or an axis and a shape, do not fit each other's factors; the caller pins what is involved."""
+
+
+class Pin(NamedTuple):
+    """Why an atom may not be permuted, and what decided it."""
+
+    reason: str
+    where: str = ""
+
+
+MISALIGNED = Pin("misaligned")
+
+
+class Key(NamedTuple):
+    """The part `start : start + length` of an atom, as the condition of a specialisation."""
+
+    atom: Atom
+    start: int
+    length: int
+
+    def covers(self, other: Key) -> bool:
+        """Whether `other` is the same part of the same atom, or lies inside it."""
+        return (
+            find(self.atom) is find(other.atom)
+            and self.start <= other.start
+            and other.start + other.length <= self.start + self.length
+        )
+
+    def overlaps(self, other: Key) -> bool:
+        """Whether both have elements of the same atom in common."""
+        return (
+            find(self.atom) is find(other.atom)
+            and self.start < other.start + other.length
+            and other.start < self.start + self.length
+        )
+
+    def same(self, other: Key) -> bool:
+        """Whether both name the same part, given all unifications so far."""
+        return self.covers(other) and self.length == other.length
+
+
+class Atom:
+    """An index set of `size` elements that is permuted as one: whole, a product of factors, or a sum of parts."""
+
+    __slots__ = ("factors", "parent", "parts", "pin", "size", "special")
+
+    def __init__(self, size: int, pin: Pin | None = None) -> None:
+        self.size = size
+        self.pin = pin
+        self.parent: Atom | None = None
+        self.factors: list[Atom] | None = None
+        self.parts: list[Atom] | None = None
+        self.special: list[tuple[Key, Atom]] = []
+
+    @property
+    def whole(self) -> bool:
+        """Whether the atom is neither a product nor a sum (yet)."""
+        return self.factors is None and self.parts is None
+
+    def __repr__(self) -> str:
+        atom = find(self)
+        if atom.factors is not None:
+            return "(" + " × ".join(map(repr, atom.factors)) + ")"
+        if atom.parts is not None:
+            return "(" + " + ".join(map(repr, atom.parts)) + ")"
+        return f"{atom.size}{'!' if atom.pin else ''}#{id(atom) % 9973}"
+
+
+Product = tuple[Atom, ...]
+"""An axis: the product of its atoms, outermost first. An axis of size one is the empty product."""
+
+
+def find(atom: Atom) -> Atom:
+    """The representative of everything unified with `atom`."""
+    root = atom
+    while root.parent is not None:
+        root = root.parent
+    while atom.parent is not None:
+        atom.parent, atom = root, atom.parent
+    return root
+
+
+def flat(axis: Iterable[Atom]) -> list[Atom]:
+    """The axis as whole atoms and sums, products multiplied out and atoms of size one dropped."""
+    result = []
+    for atom in axis:
+        root = find(atom)
+        if root.factors is not None:
+            result += flat(root.factors)
+        elif root.size != 1:
+            result.append(root)
+    return result
+
+
+def size_of(axis: Iterable[Atom]) -> int:
+    """The number of elements along the axis."""
+    return prod(atom.size for atom in axis)
+
+
+def leaves(axis: Iterable[Atom]) -> Iterator[Atom]:
+    """All whole atoms in the axis, those inside sums included."""
+    for atom in flat(axis):
+        if atom.parts is None:
+            yield atom
+        else:
+            yield from leaves(atom.parts)
+
+
+def starts(parts: Sequence[Atom]) -> list[int]:
+    """The offset at which each part begins."""
+    return list(accumulate((part.size for part in parts), initial=0))[:-1]
+
+
+def sum_of(axes: Sequence[Iterable[Atom]]) -> Atom:
+    """An atom whose parts are the given axes, one after the other."""
+    parts = [part for part in map(as_atom, axes) if part.size]
+    if len(parts) == 1:
+        return parts[0]
+    atom = Atom(sum(part.size for part in parts))
+    atom.parts = parts
+    return atom
+
+
+def as_atom(axis: Iterable[Atom]) -> Atom:
+    """The axis as one atom, which is a product if need be."""
+    factors = flat(axis)
+    if len(factors) == 1:
+        return factors[0]
+    atom = Atom(size_of(factors))
+    if factors:
+        atom.factors = factors
+    return atom
+
+
+# ---------------------------------------------------------------------- pinning
+
+
+def pin(axis: Iterable[Atom], why: Pin) -> None:
+    """Fix the order of every atom in the axis; the first reason stays."""
+    for leaf in leaves(axis):
+        if leaf.pin is None:
+            leaf.pin = why
+            for _, member in leaf.special:
+                pin((member,), why)
+
 
 __all__ = [
     "MISALIGNED",

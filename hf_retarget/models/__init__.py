@@ -3,8 +3,7 @@
 from hf_retarget.models.build import empty_model, random_model
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.compare import Comparison, Difference, check_alike, compare, head_names, list_differences
-from hf_retarget.models.load import load_checkpoint
-from hf_retarget.models.peek import Peeked, peek_checkpoint
+from hf_retarget.models.load import Peeked, load_checkpoint, peek_checkpoint
 from hf_retarget.models.save import save_model
 
 __all__ = [

@@ -14,7 +14,7 @@ from hf_retarget.models.build import seeded
 from hf_retarget.models.classifier import resize_classifier
 from hf_retarget.models.config import Description
 from hf_retarget.models.library import LIBRARIES
-from hf_retarget.models.tensors import fits
+from hf_retarget.models.weights import fits
 
 
 @dataclass(frozen=True, eq=False)

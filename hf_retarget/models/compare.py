@@ -12,7 +12,7 @@ from hf_retarget.errors import ModelError
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.classifier import classifier_names, configured_modules, under
 from hf_retarget.models.fit import describe_differences
-from hf_retarget.models.tensors import fits
+from hf_retarget.models.weights import fits
 
 _NORMALISATION = ("mean", "std")
 

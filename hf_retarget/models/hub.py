@@ -12,9 +12,8 @@ import yaml
 from hf_retarget.errors import ModelError, RetargetError
 from hf_retarget.hub import GaveUp, ask, explained, fetch_whole, is_whole
 from hf_retarget.models.config import CONFIG, read_config
-from hf_retarget.models.header import write_hollow
 from hf_retarget.models.library import find_library
-from hf_retarget.models.read import INDEX, PICKLE, SAFE, pickle_only, shard_names
+from hf_retarget.models.weights import INDEX, PICKLE, SAFE, pickle_only, shard_names, write_hollow
 from hf_retarget.untrusted import read_bytes, split_card
 
 _OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}

@@ -1,10 +1,11 @@
-"""From a reference (timm name, Hub id, folder, file, or the model itself) to a checkpoint."""
+"""From a reference (timm name, Hub id, folder, file, or the model itself) to a checkpoint, numbers included or not."""
 
 from __future__ import annotations
 
 import difflib
+import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,13 +18,26 @@ from hf_retarget.hub import clean_token, is_cached, named_hash
 from hf_retarget.models.build import is_factory, is_timm, near_timm_names
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import CONFIG, Description, describe_architecture, describe_module, read_config
-from hf_retarget.models.fit import fit_weights, strip_prefixes
-from hf_retarget.models.hub import fetch_card, fetch_model, find_bases, find_licence, read_card, split_revision
+from hf_retarget.models.fit import fit_weights, infer_sizes, strip_prefixes
+from hf_retarget.models.hub import (
+    fetch_card,
+    fetch_model,
+    find_bases,
+    find_licence,
+    peek_model,
+    read_card,
+    split_revision,
+)
 from hf_retarget.models.library import LIBRARIES, find_library
-from hf_retarget.models.read import SUFFIXES, read_weights, weight_files
 from hf_retarget.models.shape import TooLargeError, bounded_build
-from hf_retarget.models.sizes import infer_sizes
-from hf_retarget.models.tensors import most_common_dtype
+from hf_retarget.models.weights import (
+    SUFFIXES,
+    most_common_dtype,
+    read_headers,
+    read_weights,
+    weight_files,
+    without_numbers,
+)
 
 _SHA256 = 64  # hex digits
 _TIMES, _ROOM = 4, 10**8
@@ -286,3 +300,52 @@ def _near_files(path: Path) -> str:
         return ""
     near = difflib.get_close_matches(path.name, [each.name for each in path.parent.iterdir()], n=3)
     return f"; did you mean {' or '.join(repr(str(path.parent / each)) for each in near)}?" if near else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Peeked:
+    """One side of a port, as far as headers and configurations tell."""
+
+    checkpoint: Checkpoint
+    """Its weights are on the meta device: names, shapes and types."""
+    download: int
+    """Bytes of weights that would have to be downloaded; 0 if they are on this machine."""
+
+
+def peek_checkpoint(
+    reference: str | Path | nn.Module, *, arch: str | None = None, allow_pickle: bool = False, token: str | None = None
+) -> Peeked:
+    """Read what a model is from its configuration and the headers of its weights, and check that they fit."""
+    with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+        access = _Headers(Path(place))
+        found = load_checkpoint(reference, arch=arch, allow_pickle=allow_pickle, token=token, access=access)
+    return Peeked(replace(found, weights=without_numbers(found.weights)), sum(access.downloads))
+
+
+@dataclass(frozen=True)
+class _Headers:
+    """Weights without their numbers; models on the Hub get a folder each, with a hole where the numbers would be."""
+
+    place: Path
+    downloads: list[int] = field(default_factory=list)
+
+    def fetch(
+        self, repository: str, revision: str | None, *, config: bool, allow_pickle: bool, token: str | None
+    ) -> tuple[Path, str | None]:
+        """Configuration and headers."""
+        commit, size = peek_model(
+            repository, revision, config=config, allow_pickle=allow_pickle, place=self.place, token=token
+        )
+        self.downloads.append(size)
+        return self.place, commit
+
+    def read(self, files: Iterable[Path], *, allow_pickle: bool) -> dict[str, Tensor]:
+        """Names, shapes and types; a pickle has no header, and is read as a whole."""
+        paths = list(files)
+        if all(path.suffix == ".safetensors" for path in paths):
+            return read_headers(paths)
+        return without_numbers(read_weights(paths, allow_pickle=allow_pickle))
+
+    def hash(self, files: Iterable[Path]) -> dict[str, str]:
+        """Nothing is read that could be hashed."""
+        return {}

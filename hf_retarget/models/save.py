@@ -15,7 +15,7 @@ from hf_retarget.errors import ModelError, NotFiniteError
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.fit import fit_weights
 from hf_retarget.models.library import LIBRARIES
-from hf_retarget.models.tensors import find_not_finite
+from hf_retarget.models.weights import find_not_finite
 
 
 def save_model(

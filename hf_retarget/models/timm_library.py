@@ -13,10 +13,8 @@ from hf_retarget.files import write_json
 from hf_retarget.models.build import sized_model
 from hf_retarget.models.classifier import count_classes
 from hf_retarget.models.config import Description, compose_config, describe_config, describe_module
-from hf_retarget.models.fit import convert_with_timm
-from hf_retarget.models.sizes import find_channels, rebuild, taking_channels
-from hf_retarget.models.tensors import without_numbers
-from hf_retarget.models.write import write_weights
+from hf_retarget.models.fit import convert_with_timm, find_channels, rebuild, taking_channels
+from hf_retarget.models.weights import without_numbers, write_weights
 
 
 class TimmLibrary:

@@ -28,7 +28,7 @@ from hf_retarget.models.image_processor import (
     read_processor,
 )
 from hf_retarget.models.shape import TooLargeError, keep_fields
-from hf_retarget.models.tensors import most_common_dtype
+from hf_retarget.models.weights import most_common_dtype
 
 _PROCESSOR = "preprocessor"
 """Where a description keeps preprocessor_config.json as it was."""

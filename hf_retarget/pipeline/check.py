@@ -12,8 +12,8 @@ from torch import nn
 from hf_retarget.data.describe import DataFacts, describe_data
 from hf_retarget.data.labels import match_labels
 from hf_retarget.errors import DataError, ModelError, RetargetError
-from hf_retarget.heads import foresee_policy
 from hf_retarget.models import Checkpoint, Comparison, Difference, Peeked, compare, list_differences, peek_checkpoint
+from hf_retarget.models.heads import foresee_policy
 from hf_retarget.pipeline.cost import Cost, estimate_cost
 from hf_retarget.pipeline.held import derive_graph
 from hf_retarget.pipeline.inputs import Reference, settle_recipe

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from hf_retarget.errors import NotFiniteError, PortError
 from hf_retarget.evaluate import Score
-from hf_retarget.finetune.loop import finetune
-from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.pipeline.judge import Judge
 from hf_retarget.pipeline.pose import Task
 from hf_retarget.pipeline.price import Price, price_port
 from hf_retarget.pipeline.steps import Walk, walk
 from hf_retarget.recipe import Recipe
+from hf_retarget.training.loop import finetune
+from hf_retarget.training.options import TrainOptions
 
 _POINTS = 5  # of a validation curve, if the recipe does not say how often to evaluate
 _CHECKPOINTS = 5

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hf_retarget.data import ImageData, Preprocess, load_data
 from hf_retarget.errors import DataError, ModelError, PortError
 from hf_retarget.files import load_tensors
-from hf_retarget.heads import Heads, fit_heads
 from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
-from hf_retarget.models.tensors import find_not_finite
+from hf_retarget.models.heads import Heads, fit_heads
+from hf_retarget.models.weights import find_not_finite
 from hf_retarget.pipeline.start import check_shapes, choose_preprocess, doing, make_model
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import Recipe, choose_recipe

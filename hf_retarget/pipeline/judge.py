@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from hf_retarget.batchnorm import BatchNormReset, reset_batchnorm
 from hf_retarget.data import Split
 from hf_retarget.data.images import Batch, derive_seed
 from hf_retarget.evaluate import Score, evaluate
@@ -19,6 +18,7 @@ from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.pipeline.inputs import Inputs
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
+from hf_retarget.training.batchnorm import BatchNormReset, reset_batchnorm
 
 Tensors = Mapping[str, Tensor]
 

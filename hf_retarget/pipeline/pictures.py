@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_retarget.graph import PermutationGraph
-from hf_retarget.inspect import draw_fit
+from hf_retarget.inspection import draw_fit
 from hf_retarget.report import compose_report
 
 

@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 
 from hf_retarget.errors import PortError
 from hf_retarget.files import hash_file, hash_tensors
-from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.matching.gradients import Batch, GradientCache, Gradients
 from hf_retarget.matching.methods import begin, run
@@ -30,6 +29,7 @@ from hf_retarget.pipeline.versions import describe_environment
 from hf_retarget.pipeline.workplace import ENVIRONMENT
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions, Recipe
+from hf_retarget.training.recorder import TrajectoryRecorder
 
 EXACT = 1 << 28
 """Bytes up to which gradients are kept as they are; beyond, their leading directions."""

@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hf_retarget.batchnorm import BatchNormReset
 from hf_retarget.errors import NotFiniteError, PortError, RetargetError
 from hf_retarget.evaluate import Score
 from hf_retarget.files import load_record, load_tensors, save_record, save_tensors
@@ -25,6 +24,7 @@ from hf_retarget.matching.problem import State
 from hf_retarget.matching.trajectory import SCHEDULES
 from hf_retarget.pipeline.judge import Judge
 from hf_retarget.pipeline.pose import Task
+from hf_retarget.training.batchnorm import BatchNormReset
 
 PROGRESS = "progress.json"
 _PERMUTATION = "permutation/"

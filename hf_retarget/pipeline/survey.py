@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from hf_retarget.batchnorm import reset_batchnorm
 from hf_retarget.data import ImageData, Split
 from hf_retarget.data.images import Batch, derive_seed
 from hf_retarget.errors import NotFiniteError, RetargetError
@@ -26,6 +25,7 @@ from hf_retarget.landscape import Grid
 from hf_retarget.pipeline.drawn import Drawn
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
+from hf_retarget.training.batchnorm import reset_batchnorm
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, read_bytes
 
 Shares = tuple[float, ...]

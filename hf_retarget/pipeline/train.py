@@ -17,9 +17,6 @@ from hf_retarget.devices import choose_device, in_main_process
 from hf_retarget.errors import PortError, RecipeError
 from hf_retarget.evaluate import Score, evaluate
 from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
-from hf_retarget.finetune.loop import History, finetune
-from hf_retarget.finetune.options import TrainOptions
-from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.models import Checkpoint, load_checkpoint, save_model
 from hf_retarget.pipeline.card import card_of_tuning, publish_recipe
 from hf_retarget.pipeline.start import Start, describe_broken, doing, prepare_start
@@ -28,6 +25,9 @@ from hf_retarget.pipeline.workplace import ENVIRONMENT, Workplace
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.publish.paths import shorten_all
 from hf_retarget.recipe import Recipe
+from hf_retarget.training.loop import History, finetune
+from hf_retarget.training.options import TrainOptions
+from hf_retarget.training.recorder import TrajectoryRecorder
 
 FORMAT = "hf-retarget/finetune/1"
 INITIAL_HEAD = "initial_head.safetensors"

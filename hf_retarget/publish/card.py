@@ -1,15 +1,82 @@
-"""The model card of a port or a fine-tuning: README.md, from the plain values of port.json or finetune.json."""
+"""The model card: what its head tells the Hub, and what its text tells people."""
 
 from __future__ import annotations
 
+import html
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from hf_retarget.publish.licences import describe_licence
-from hf_retarget.publish.markdown import fenced, plain, table
 from hf_retarget.publish.paths import shorten_all, shorten_command
+
+_NAMES = """
+afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5
+cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0
+cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0
+cdla-permissive-2.0 cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0
+etalab-2.0 eupl-1.1 eupl-1.2 fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0 h-research
+intel-research isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit
+mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql unlicense
+wtfpl zlib
+"""
+LICENCES = frozenset(_NAMES.split())
+
+
+def describe_licence(name: str | None, link: str | None = None) -> dict[str, str]:
+    """The entries of a card for a licence; none if it is not known: a licence is never made up.
+
+    Example:
+        >>> describe_licence("MIT"), describe_licence("dinov3-license"), describe_licence("unknown")
+        ({'license': 'mit'}, {'license': 'other', 'license_name': 'dinov3-license'}, {})
+    """
+    known = (name or "").strip().lower()
+    if known in ("", "unknown", "none"):
+        return {}
+    if known in LICENCES:
+        return {"license": known}
+    return {"license": "other", "license_name": known.replace(" ", "-"), **({"license_link": link} if link else {})}
+
+
+def plain(text: object) -> str:
+    """Text that neither Markdown nor HTML nor a table takes for anything but text, on one line.
+
+    Example:
+        >>> print(plain("a|b <script> *Käfer* 🐞"))
+        a\\|b &lt;script&gt; \\*Käfer\\* 🐞
+    """
+    words = " ".join(str(text).split())
+    return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", html.escape(words, quote=False))
+
+
+def fenced(text: str, language: str = "") -> list[str]:
+    """Lines of a block of code that the text cannot leave.
+
+    Example:
+        >>> fenced("a ``` b")
+        ['````', 'a ``` b', '````', '']
+    """
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}{language}", text.rstrip("\n"), fence, ""]
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Lines of a table; the cells are Markdown already.
+
+    Example:
+        >>> table(("a", "b"), [("1", "2")])
+        ['| a | b |', '|---|---|', '| 1 | 2 |', '']
+    """
+    names = list(head)
+    return [_row(names), "|" + "---|" * len(names), *(_row(row) for row in rows), ""]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
 
 Document = Mapping[str, Any]
 Rows = Sequence[tuple[str, Mapping[str, Any]]]

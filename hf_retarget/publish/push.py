@@ -2,19 +2,192 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_retarget.errors import PublishError, RetargetError
-from hf_retarget.hub import ask, explain
+from hf_retarget.files import hash_file, load_tensors
+from hf_retarget.hub import ask, clean_token, explain, explained
 from hf_retarget.progress import SILENT, Progress
+from hf_retarget.publish.card import address_card
 from hf_retarget.publish.contents import CARD, SAMPLES, fits, list_contents, list_weights
-from hf_retarget.publish.destination import Destination, check_destination
-from hf_retarget.publish.operations import is_same, make_operations
-from hf_retarget.publish.readback import find_difference
+from hf_retarget.publish.paths import shorten_file
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
+
+_TOKEN = "log in (hf auth login), set HF_TOKEN, or give --token"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A repository of the Hub, and how to push there.
+
+    Example:
+        >>> Destination("ada/birds", private=True).revision is None
+        True
+    """
+
+    repository: str
+    """`owner/name`, or `name` for one's own."""
+    private: bool = False
+    """Make the repository private if it is new; refuse to push to one that is public."""
+    revision: str | None = None
+    """The branch, made if it is not there; `main` if not given."""
+    message: str | None = None
+    """Of the commit."""
+    create_pr: bool = False
+    """Open a pull request instead of committing to the branch."""
+    replace_card: bool = False
+    """Replace a README.md that is there."""
+    token: str | None = field(default=None, repr=False)
+    """If not the one of the login or HF_TOKEN."""
+
+
+def check_destination(destination: Destination) -> Destination:
+    """Whether there is a name, a token and a right to write; the destination with the full name of the repository."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is, but not by name
+
+    destination = replace(destination, token=clean_token(destination.token))
+    name = destination.repository
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise PublishError(f"'{name}' is no name for a repository: {' '.join(str(error).split())}") from error
+    if is_offline_mode():
+        raise PublishError(f"offline mode is on, so nothing can be pushed to '{name}'; unset HF_HUB_OFFLINE")
+    if not (destination.token or get_token()):
+        raise PublishError(f"there is no token to push to '{name}' with; {_TOKEN}")
+    api = HfApi(token=destination.token)
+    with explained(PublishError, name):
+        who = ask(api.whoami)
+    found = replace(destination, repository=name if "/" in name else f"{who['name']}/{name}")
+    _check_rights(found, who)
+    try:
+        with explained(PublishError, found.repository, found.revision):
+            there = ask(lambda: api.model_info(found.repository))
+    except PublishError as error:
+        if not isinstance(error.__cause__, RepositoryNotFoundError | RevisionNotFoundError):
+            raise
+        if found.create_pr:
+            raise PublishError(
+                f"there is no '{found.repository}' to open a pull request on; push without --create-pr, which makes it"
+            ) from error
+        return found
+    if found.private and there.private is False:
+        raise PublishError(
+            f"'{found.repository}' is there already, and public; make it private on the Hub, or name another"
+        )
+    return found
+
+
+def _check_rights(destination: Destination, who: dict[str, Any]) -> None:
+    token = (who.get("auth") or {}).get("accessToken") or {}
+    if token.get("role") == "read":
+        raise PublishError(
+            f"the token of '{who['name']}' may only read; make one that may write "
+            f"(https://huggingface.co/settings/tokens), then {_TOKEN}"
+        )
+    owner = destination.repository.partition("/")[0]
+    places = {who["name"]} | {each["name"] for each in who.get("orgs") or [] if each.get("roleInOrg") != "read"}
+    if owner not in places and not destination.create_pr:
+        raise PublishError(
+            f"'{who['name']}' may not write to '{owner}'; push to one of {', '.join(sorted(places))}, "
+            "or propose it with --create-pr"
+        )
+
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd
+
+TELLING = ("port.json", "finetune.json", "recipe.yaml", "report.html", "plane/plane.json")
+"""Files that say where inputs came from."""
+
+_GIT = 40  # hex digits of git's id of a file; a sha256 has 64
+
+
+def make_operations(files: Mapping[str, Path], destination: Destination) -> dict[str, CommitOperationAdd]:
+    """What a commit adds, by path."""
+    from huggingface_hub import CommitOperationAdd
+
+    command = _command(files.get("port.json"))
+
+    def content(name: str, path: Path) -> str | bytes:
+        if name == CARD:
+            try:
+                card = read_bytes(path).decode()
+            except ValueError as error:
+                raise PublishError(f"'{path}' cannot be read: {error}; correct it, and push again") from error
+            return address_card(card, destination.repository, destination.revision).encode()
+        return _shortened(name, path, command) if name in TELLING else str(path)
+
+    return {name: CommitOperationAdd(name, content(name, path)) for name, path in files.items()}
+
+
+def is_same(operation: CommitOperationAdd, digest: str | None) -> bool:
+    """Whether a file has the hash that the Hub lists: the sha256 of a large file, git's id of a small one.
+
+    Example:
+        >>> from huggingface_hub import CommitOperationAdd
+        >>> is_same(CommitOperationAdd("empty", b""), "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391")
+        True
+    """
+    ours = operation.upload_info
+    if digest is None or len(digest) != _GIT:
+        return digest == ours.sha256.hex()
+    with operation.as_file() as file:
+        return digest == hashlib.sha1(f"blob {ours.size}\0".encode() + file.read(), usedforsecurity=False).hexdigest()
+
+
+def _shortened(name: str, path: Path, command: str) -> str | bytes:
+    try:
+        before = read_bytes(path, MAX_DOCUMENT_BYTES).decode()
+    except ValueError:
+        return str(path)
+    after = shorten_file(name, before, command)
+    return str(path) if after == before else after.encode()
+
+
+def _command(port: Path | None) -> str:
+    """The command line that the report shows, too."""
+    try:
+        return str(read_json(port, MAX_DOCUMENT_BYTES)["command"]) if port else ""
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+def find_difference(api: HfApi, repository: str, commit: str, files: Mapping[str, Path]) -> str | None:
+    """Download files of a commit past the cache, load their tensors, and compare the bytes: the first that differs."""
+    for name, path in files.items():
+        with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+            got = Path(ask(lambda: _download(api, repository, name, commit, place)))  # noqa: B023  called at once
+            if hash_file(got) != hash_file(path):
+                return name
+            if got.suffix == ".safetensors" and not _loads(got):
+                return name
+    return None
+
+
+def _download(api: HfApi, repository: str, name: str, commit: str, place: str) -> str:
+    return str(api.hf_hub_download(repository, name, revision=commit, cache_dir=place))
+
+
+def _loads(path: Path) -> bool:
+    try:
+        return bool(load_tensors(path)[0])
+    except OSError:
+        return False
+
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi

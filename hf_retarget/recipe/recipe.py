@@ -10,9 +10,9 @@ from typing import Any
 from hf_retarget.data.options import DataOptions
 from hf_retarget.errors import RecipeError, RetargetError
 from hf_retarget.files import write_text
-from hf_retarget.finetune.options import TrainOptions
 from hf_retarget.recipe.field import Field, fields_of, nearest
 from hf_retarget.recipe.options import PortOptions
+from hf_retarget.training.options import TrainOptions
 
 SECTIONS: Mapping[str, type] = {"data": DataOptions, "port": PortOptions, "finetune": TrainOptions}
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.compare import Spread, read_runs, runs
+from hf_retarget.comparison import Spread, read_runs, runs
 from hf_retarget.pipeline import document as made
 from hf_retarget.recipe import Recipe
 from hf_retarget.report.comparison import draw_comparison_page

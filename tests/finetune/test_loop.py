@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hf_retarget.errors import DataError, PortError, RecipeError
-from hf_retarget.finetune.loop import finetune
-from hf_retarget.finetune.options import TrainOptions
-from hf_retarget.finetune.recorder import TrajectoryRecorder
+from hf_retarget.training.loop import finetune
+from hf_retarget.training.options import TrainOptions
+from hf_retarget.training.recorder import TrajectoryRecorder
 
 
 def same(left: nn.Module, right: nn.Module) -> bool:
@@ -167,8 +167,8 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
-from hf_retarget.finetune.loop import finetune
-from hf_retarget.finetune.options import TrainOptions
+from hf_retarget.training.loop import finetune
+from hf_retarget.training.options import TrainOptions
 
 def score(model, step):
     if step == 4:
@@ -268,9 +268,9 @@ sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
 from hf_retarget.devices import choose_device
 from hf_retarget.evaluate import evaluate
-from hf_retarget.finetune.loop import finetune
-from hf_retarget.finetune.options import TrainOptions
-from hf_retarget.finetune.recorder import TrajectoryRecorder
+from hf_retarget.training.loop import finetune
+from hf_retarget.training.options import TrainOptions
+from hf_retarget.training.recorder import TrajectoryRecorder
 
 accelerator = choose_device("cpu")
 assert accelerator.num_processes == 2

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from hf_retarget.errors import RecipeError
-from hf_retarget.finetune.options import TrainOptions
+from hf_retarget.training.options import TrainOptions
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_the_learning_rate_rises_and_falls():
 
 
 def test_options_do_not_need_torch():
-    code = "import sys, hf_retarget.finetune.options; assert 'torch' not in sys.modules"
+    code = "import sys, hf_retarget.training.options; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_retarget.errors import PortError, RetargetError
-from hf_retarget.finetune.recorder import TrajectoryRecorder
 from hf_retarget.matching.trajectory import CheckpointTrajectory
+from hf_retarget.training.recorder import TrajectoryRecorder
 
 
 def model_at(value: float) -> nn.Module:

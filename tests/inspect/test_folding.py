@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hf_retarget.inspect.folding import repeated_blocks
-from hf_retarget.inspect.paths import blocks_of, home
+from hf_retarget.inspection.folding import repeated_blocks
+from hf_retarget.inspection.paths import blocks_of, home
 
 
 def test_equal_blocks_form_one_run_with_their_groups(vit):

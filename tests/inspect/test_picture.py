@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from hf_retarget.graph import PermutationGraph
-from hf_retarget.inspect import draw_page, draw_picture
-from hf_retarget.inspect.lanes import sketch
-from hf_retarget.inspect.roles import Role
+from hf_retarget.inspection import draw_page, draw_picture
+from hf_retarget.inspection.lanes import sketch
+from hf_retarget.inspection.roles import Role
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRAPHS = ["vit", "deep_vit", "evil", "dense", "grouped", "gated"]

@@ -6,8 +6,8 @@ import io
 from dataclasses import replace
 
 from hf_retarget.graph import PermutationGraph
-from hf_retarget.inspect import print_summary, summarise
-from hf_retarget.inspect.roles import Role
+from hf_retarget.inspection import print_summary, summarise
+from hf_retarget.inspection.roles import Role
 
 
 class Terminal(io.StringIO):

@@ -62,11 +62,11 @@ def survey(models, colours, **options):
 
 def own_score(model: nn.Module, colours) -> dict:
     """The score of a model after a reset of BatchNorm, by the parts that a port uses."""
-    from hf_retarget.batchnorm import reset_batchnorm
     from hf_retarget.data import load_data
     from hf_retarget.data.images import derive_seed
     from hf_retarget.evaluate import evaluate
     from hf_retarget.pipeline.start import choose_preprocess
+    from hf_retarget.training.batchnorm import reset_batchnorm
 
     checkpoint = load_checkpoint(model)
     data = load_data(str(colours), SMALL.data, choose_preprocess(checkpoint, 12))

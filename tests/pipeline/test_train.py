@@ -14,13 +14,13 @@ from torch import nn
 
 from hf_retarget.errors import DataError, ModelError, PortError, RecipeError
 from hf_retarget.files import load_tensors
-from hf_retarget.finetune.recorder import TrajectoryRecorder
-from hf_retarget.heads import fit_heads
 from hf_retarget.models import head_names, load_checkpoint
+from hf_retarget.models.heads import fit_heads
 from hf_retarget.pipeline.score import score
 from hf_retarget.pipeline.start import prepare_start
 from hf_retarget.pipeline.train import train
 from hf_retarget.recipe import load_recipe
+from hf_retarget.training.recorder import TrajectoryRecorder
 
 GRAY = {"data__reference": "fashion-mnist", "data__limit": 80, "data__image_size": 28}
 

@@ -16,9 +16,15 @@ from loopback_hub.cards import problems_of
 from markdown_it import MarkdownIt
 
 from hf_retarget.pipeline.card import describe_rows
-from hf_retarget.publish.card import address_card, write_port_card, write_tuned_card
-from hf_retarget.publish.licences import LICENCES, describe_licence
-from hf_retarget.publish.markdown import fenced, plain
+from hf_retarget.publish.card import (
+    LICENCES,
+    address_card,
+    describe_licence,
+    fenced,
+    plain,
+    write_port_card,
+    write_tuned_card,
+)
 
 NASTY = [
     "Äpfel & Öl",

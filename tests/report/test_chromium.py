@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_retarget import trace
-from hf_retarget.inspect import draw_fit
+from hf_retarget.inspection import draw_fit
 from hf_retarget.report import compose_report
 
 

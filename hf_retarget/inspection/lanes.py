@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hf_retarget.inspect.flow import Flow, flows, join
-from hf_retarget.inspect.folding import Run, repeated_blocks
-from hf_retarget.inspect.roles import Role, roles
+from hf_retarget.inspection.flow import Flow, flows, join
+from hf_retarget.inspection.folding import Run, repeated_blocks
+from hf_retarget.inspection.roles import Role, roles
 
 if TYPE_CHECKING:
     from hf_retarget.graph import Group, PermutationGraph

@@ -12,8 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from hf_retarget.inspect.roles import Role
-from hf_retarget.inspect.summary import GroupSummary, Summary
+from hf_retarget.inspection.roles import Role
+from hf_retarget.inspection.summary import GroupSummary, Summary
 
 if TYPE_CHECKING:
     from hf_retarget.graph.verify import Verification

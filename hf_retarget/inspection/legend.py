@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hf_retarget.inspect.lanes import Sketch
-from hf_retarget.inspect.markup import Element, element
-from hf_retarget.inspect.roles import Role
+from hf_retarget.inspection.lanes import Sketch
+from hf_retarget.inspection.markup import Element, element
+from hf_retarget.inspection.roles import Role
 
 INTRODUCTION = (
     "Each line is a group: neurons that may be reordered together without changing what the model computes.",

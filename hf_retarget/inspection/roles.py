@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hf_retarget.inspect.flow import flows
-from hf_retarget.inspect.paths import home
+from hf_retarget.inspection.flow import flows
+from hf_retarget.inspection.paths import home
 
 if TYPE_CHECKING:
     from hf_retarget.graph import Group, PermutationGraph

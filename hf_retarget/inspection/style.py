@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_retarget.inspect.roles import Role
+from hf_retarget.inspection.roles import Role
 
 _LIGHT = {
     "bg": "#ffffff", "band": "#f6f7f9", "text": "#1f2430", "muted": "#6b7280", "line": "#9aa3b2", "pin": "#8b93a1",

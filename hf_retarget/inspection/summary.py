@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.inspect.folding import Run, repeated_blocks
-from hf_retarget.inspect.roles import Role, roles
+from hf_retarget.inspection.folding import Run, repeated_blocks
+from hf_retarget.inspection.roles import Role, roles
 
 if TYPE_CHECKING:
     from hf_retarget.graph import Group, PermutationGraph

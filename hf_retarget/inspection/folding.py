@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.inspect.paths import home
+from hf_retarget.inspection.paths import home
 
 if TYPE_CHECKING:
     from hf_retarget.graph import Layout, PermutationGraph

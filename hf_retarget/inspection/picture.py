@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from hf_retarget.inspect.geometry import Geometry, shape_text
-from hf_retarget.inspect.lanes import Bundle, Lane, Row, Sketch, sketch
-from hf_retarget.inspect.legend import draw_legend
-from hf_retarget.inspect.markup import Element, element, render_svg
-from hf_retarget.inspect.roles import Role
-from hf_retarget.inspect.style import COLOURS, PICTURE, colour, gain_colour
+from hf_retarget.inspection.geometry import Geometry, shape_text
+from hf_retarget.inspection.lanes import Bundle, Lane, Row, Sketch, sketch
+from hf_retarget.inspection.legend import draw_legend
+from hf_retarget.inspection.markup import Element, element, render_svg
+from hf_retarget.inspection.roles import Role
+from hf_retarget.inspection.style import COLOURS, PICTURE, colour, gain_colour
 
 if TYPE_CHECKING:
     from hf_retarget.graph import PermutationGraph

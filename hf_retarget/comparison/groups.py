@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.compare.runs import BESIDES, SCORES, SEEDS, Curve, Run, read_runs
+from hf_retarget.comparison.runs import BESIDES, SCORES, SEEDS, Curve, Run, read_runs
 from hf_retarget.errors import RetargetError
 
 FORMAT = "hf-retarget/compare/1"

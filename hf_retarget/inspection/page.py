@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_retarget.inspect.lanes import Sketch, sketch
-from hf_retarget.inspect.legend import INTRODUCTION, list_legend
-from hf_retarget.inspect.markup import Element, element, render_html
-from hf_retarget.inspect.picture import picture
-from hf_retarget.inspect.style import COLOURS, PAGE, SCRIPT, colour
-from hf_retarget.inspect.summary import GroupSummary, Summary, summarise
+from hf_retarget.inspection.lanes import Sketch, sketch
+from hf_retarget.inspection.legend import INTRODUCTION, list_legend
+from hf_retarget.inspection.markup import Element, element, render_html
+from hf_retarget.inspection.picture import picture
+from hf_retarget.inspection.style import COLOURS, PAGE, SCRIPT, colour
+from hf_retarget.inspection.summary import GroupSummary, Summary, summarise
 
 if TYPE_CHECKING:
     from hf_retarget.graph import PermutationGraph

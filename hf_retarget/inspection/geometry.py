@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from hf_retarget.inspect.lanes import Row, Sketch
-from hf_retarget.inspect.paths import blocks_of
-from hf_retarget.inspect.roles import Role
+from hf_retarget.inspection.lanes import Row, Sketch
+from hf_retarget.inspection.paths import blocks_of
+from hf_retarget.inspection.roles import Role
 
 _PITCH = 20.0
 _LETTER = 7.25  # the width of a letter of the 12 px monospaced face, on the safe side
