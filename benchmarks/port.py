@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.data import DataOptions, Preprocess, load_data
-from hf_retarget.pipeline.train import train
+from hf_retarget.data import Preprocess, load_data
+from hf_retarget.recipe.options import DataOptions
 
 DATA = "fashion-mnist"
 
@@ -57,8 +57,8 @@ def main(model: str, size: int, batch: int, steps: int, grad_batches: int, metho
     with tempfile.TemporaryDirectory() as folder:
         old, new, tuned = (Path(folder) / side for side in ("old", "new", "tuned"))
         for seed, out in enumerate((old, new)):
-            train(make_base(model, size, seed), recipe=old_task, out=out, head="keep")
-        train(old, recipe=new_task, out=tuned, head="zero")
+            rt.finetune(make_base(model, size, seed), recipe=old_task, out=out, head="keep")
+        rt.finetune(old, recipe=new_task, out=tuned, head="zero")
         new_task.override(
             **{
                 "port.method": method,

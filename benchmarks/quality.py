@@ -21,7 +21,6 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("results.md", "method.md")
 
 
 @click.command(help=__doc__.replace("\n\n    python", "\n\n\b\n    python"))
@@ -91,7 +90,7 @@ def main(
         asked = work.Asked(methods, seeds, anew=anew, cosine=cosine, basins=basins, both=everything, quick=quick)
         failed = work.do(names, out, asked)
     if page is not None:
-        work.write(out, page, [page.with_name(name) for name in PAGES])
+        work.write(out, page)
     if failed:
         raise click.ClickException(f"{len(failed)} failed: {'; '.join(failed[:3])}")
 

@@ -27,12 +27,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import hf_retarget as rt
-from hf_retarget.data import DataOptions, Preprocess, Split, load_data
+from hf_retarget.data import Preprocess, Split, load_data
 from hf_retarget.matching.descent import descend
 from hf_retarget.matching.gradients import Gradients
 from hf_retarget.matching.objective import Compression, Stacks
 from hf_retarget.matching.trajectory import LinearTrajectory
 from hf_retarget.models import random_model
+from hf_retarget.recipe.options import DataOptions
 
 SIZE, BATCH = 64, 64
 

@@ -12,61 +12,66 @@ rt.port("old/", "tuned/", "new/", data="cub").save("ported/")      # all of it
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hf_retarget.errors import (
-    DataError,
-    FinishedError,
-    GraphMismatchError,
-    LockedError,
-    MatchError,
-    ModelError,
-    NotFiniteError,
-    PermutationError,
-    PortError,
-    PublishError,
-    RecipeError,
-    RetargetError,
-    RuleError,
-    TensorMismatchError,
-    TraceError,
-)
-
 if TYPE_CHECKING:
-    from hf_retarget.comparison import PortComparison, compare_ports
-    from hf_retarget.graph import Axis, Group, Permutation, PermutationGraph, PinnedAxis, UnknownOperator
-    from hf_retarget.graph.trace import trace
-    from hf_retarget.graph.verify import NegativeControl, Verification, verify
-    from hf_retarget.matching.descent import Match
-    from hf_retarget.matching.methods import match
-    from hf_retarget.pipeline.check import InputCheck, check
-    from hf_retarget.pipeline.jobs import PortJob
-    from hf_retarget.pipeline.plane import plane
-    from hf_retarget.pipeline.plane_result import PlaneResult
-    from hf_retarget.pipeline.port import port
-    from hf_retarget.pipeline.port_all import PortedAll, port_all
-    from hf_retarget.pipeline.result import PortResult
-    from hf_retarget.recipe import Recipe, load_recipe
-    from hf_retarget.training.recorder import TrajectoryRecorder
+    from hf_retarget.comparison.compare import PortComparison as PortComparison
+    from hf_retarget.comparison.compare import compare as compare
+    from hf_retarget.document import PortDocument as PortDocument
+    from hf_retarget.errors import *  # noqa: F403  all of them, and nothing else
+    from hf_retarget.evaluation.evaluate import Evaluation as Evaluation
+    from hf_retarget.evaluation.evaluate import evaluate as evaluate
+    from hf_retarget.graph import Axis as Axis
+    from hf_retarget.graph import Group as Group
+    from hf_retarget.graph import Permutation as Permutation
+    from hf_retarget.graph import PermutationGraph as PermutationGraph
+    from hf_retarget.graph import PinnedAxis as PinnedAxis
+    from hf_retarget.graph import UnknownOperator as UnknownOperator
+    from hf_retarget.graph.trace import trace as trace
+    from hf_retarget.graph.verify import NegativeControl as NegativeControl
+    from hf_retarget.graph.verify import Verification as Verification
+    from hf_retarget.graph.verify import verify as verify
+    from hf_retarget.landscape.plane import plane as plane
+    from hf_retarget.landscape.result import PlaneResult as PlaneResult
+    from hf_retarget.matching.descent import Match as Match
+    from hf_retarget.matching.methods import match as match
+    from hf_retarget.porting.check import InputCheck as InputCheck
+    from hf_retarget.porting.check import check as check
+    from hf_retarget.porting.finetune import FinetuneResult as FinetuneResult
+    from hf_retarget.porting.finetune import finetune as finetune
+    from hf_retarget.porting.port import port as port
+    from hf_retarget.porting.port_all import PortedAll as PortedAll
+    from hf_retarget.porting.port_all import PortJob as PortJob
+    from hf_retarget.porting.port_all import port_all as port_all
+    from hf_retarget.porting.result import PortResult as PortResult
+    from hf_retarget.recipe import Recipe as Recipe
+    from hf_retarget.recipe import load_recipe as load_recipe
+    from hf_retarget.training.recorder import TrajectoryRecorder as TrajectoryRecorder
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
-_LAZY = {
-    **dict.fromkeys(("NegativeControl", "Verification", "verify"), "hf_retarget.graph.verify"),
-    **dict.fromkeys(
-        ("Axis", "Group", "Permutation", "PermutationGraph", "PinnedAxis", "UnknownOperator"), "hf_retarget.graph"
-    ),
-    **dict.fromkeys(("InputCheck", "check"), "hf_retarget.pipeline.check"),
-    **dict.fromkeys(("PortComparison", "compare_ports"), "hf_retarget.comparison.groups"),
-    "Match": "hf_retarget.matching.descent",
-    "PlaneResult": "hf_retarget.pipeline.plane_result",
-    "PortJob": "hf_retarget.pipeline.jobs",
-    "PortResult": "hf_retarget.pipeline.result",
-    **dict.fromkeys(("PortedAll", "port_all"), "hf_retarget.pipeline.port_all"),
-    "TrajectoryRecorder": "hf_retarget.training.recorder",
-    **dict.fromkeys(("Recipe", "load_recipe"), "hf_retarget.recipe"),
-    "match": "hf_retarget.matching.methods",
-    "plane": "hf_retarget.pipeline.plane",
-    "port": "hf_retarget.pipeline.port",
-    "trace": "hf_retarget.graph.trace",
+_MODULES = {
+    "comparison.compare": "PortComparison compare",
+    "document": "PortDocument",
+    "errors": """DataError FinishedError GraphMismatchError LockedError MatchError ModelError NotFiniteError
+        PermutationError PortError PublishError RecipeError RetargetError RuleError TensorMismatchError TraceError""",
+    "evaluation.evaluate": "Evaluation evaluate",
+    "graph": "Axis Group Permutation PermutationGraph PinnedAxis UnknownOperator",
+    "graph.trace": "trace",
+    "graph.verify": "NegativeControl Verification verify",
+    "landscape.plane": "plane",
+    "landscape.result": "PlaneResult",
+    "matching.descent": "Match",
+    "matching.methods": "match",
+    "porting.check": "InputCheck check",
+    "porting.finetune": "FinetuneResult finetune",
+    "porting.port": "port",
+    "porting.port_all": "PortJob PortedAll port_all",
+    "porting.result": "PortResult",
+    "recipe": "Recipe load_recipe",
+    "training.recorder": "TrajectoryRecorder",
 }
+_LAZY = {name: f"hf_retarget.{module}" for module, names in _MODULES.items() for name in names.split()}
+
+__version__ = "0.1.0"
+__all__ = sorted(_LAZY, key=lambda name: (not name[0].isupper(), name))  # noqa: PLE0605  a list, as it should be
 
 
 def __getattr__(name: str) -> object:
@@ -75,48 +80,5 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(_LAZY[name]), name)
 
 
-__version__ = "0.1.0"
-
-__all__ = [
-    "Axis",
-    "DataError",
-    "FinishedError",
-    "GraphMismatchError",
-    "Group",
-    "InputCheck",
-    "LockedError",
-    "Match",
-    "MatchError",
-    "ModelError",
-    "NegativeControl",
-    "NotFiniteError",
-    "Permutation",
-    "PermutationError",
-    "PermutationGraph",
-    "PinnedAxis",
-    "PlaneResult",
-    "PortComparison",
-    "PortError",
-    "PortJob",
-    "PortResult",
-    "PortedAll",
-    "PublishError",
-    "Recipe",
-    "RecipeError",
-    "RetargetError",
-    "RuleError",
-    "TensorMismatchError",
-    "TraceError",
-    "TrajectoryRecorder",
-    "UnknownOperator",
-    "Verification",
-    "check",
-    "compare_ports",
-    "load_recipe",
-    "match",
-    "plane",
-    "port",
-    "port_all",
-    "trace",
-    "verify",
-]
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

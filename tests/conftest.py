@@ -1,4 +1,4 @@
-"""Pico models and the two questions every graph test asks: which groups are there, does the check pass? And a Hub."""
+"""The two questions every graph test asks: which groups are there, does the check pass? A Hub, models and pictures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import numpy as np
 import pytest
+import timm
 import torch
 from hypothesis import settings
 from loopback_hub import Hub
+from PIL import Image
 from torch import nn
 
 import hf_retarget as rt
+from hf_retarget.models import load_checkpoint, save_model
 
 # The same examples in every run, however slow the machine.
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=100)
@@ -81,3 +85,48 @@ def connected(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.fixture(autouse=True)
 def _same_weights_in_every_run() -> None:
     torch.manual_seed(0)
+
+
+# ---- models on disk, and pictures that can be learnt in seconds
+
+
+COLOURS = ("blue", "green", "red")
+
+
+def make_folder(folder: Path, name: str, labels: tuple[str, ...] | None = None, **options: Any) -> Path:
+    torch.manual_seed(1)
+    model = timm.create_model(name, **options)
+    return save_model(folder, model.state_dict(), load_checkpoint(model), labels=labels)
+
+
+def picture(number: int, channel: int) -> Image.Image:
+    pixels = np.random.default_rng(number).integers(0, 90, (12, 12, 3), dtype=np.uint8)
+    pixels[..., channel] += 120
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory) -> Path:
+    """Blue, green and red pictures: training and test folders."""
+    folder = tmp_path_factory.mktemp("colours")
+    for split, count in (("train", 20), ("test", 8)):
+        for channel, name in enumerate(reversed(COLOURS)):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                picture(100 * channel + number, channel).save(folder / split / name / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gray_resnet(tmp_path_factory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "gray", "test_resnet", num_classes=7, in_chans=1)
+
+
+@pytest.fixture(scope="session")
+def vit(tmp_path_factory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "vit", "test_vit", num_classes=3)
+
+
+@pytest.fixture(scope="session")
+def labelled() -> Callable[..., Path]:
+    return make_folder

@@ -122,12 +122,6 @@ def warm_up() -> None:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-    import hf_retarget.cli
-    import hf_retarget.pipeline.plane
-    import hf_retarget.pipeline.port_all
-    import hf_retarget.pipeline.score
-    import hf_retarget.pipeline.train  # noqa: F401
-
 
 def run_watched(case: dict[str, Any], ports: set[int]) -> dict[str, Any]:
     """Run one command under watch."""

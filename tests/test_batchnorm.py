@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from hf_retarget.errors import DataError
-from hf_retarget.training.batchnorm import reset_batchnorm
+from hf_retarget.evaluation.batchnorm import reset_batchnorm
 
 
 def batches(count: int = 3, size: int = 6):

@@ -66,7 +66,7 @@ def test_a_port_that_is_possible(models):
     assert "at the least" in rows["time"]
     assert "GFLOP/s in a product of matrices here" in rows["time"]
     assert rows["labels"] == "2 names"
-    assert rows["result"] == "compatible: nothing stands against a port"
+    assert rows["result"].startswith("compatible: nothing ")
     assert "signs" not in rows
 
 
@@ -88,7 +88,7 @@ def test_other_architectures_exit_with_1_and_name_the_first_differences(models):
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert sum(line.startswith("differs") for line in lines) == 6
-    assert lines[-1] == "result     not compatible"
+    assert lines[-1].split(maxsplit=1) == ["result", "not compatible"]
     assert "one is 'test_resnet', the other 'test_efficientnet'" in lines[-2]
     assert "(first: conv_stem.weight [24, 1, 3, 3])" in lines[-2]
     document = json.loads(run(*trio(models, new="other"), "--json").stdout)
@@ -115,7 +115,7 @@ def test_data_with_other_labels(models, classes, message):
 def test_the_head_that_only_the_weights_tell(models):
     found = rt.check(models / "old", models / "old", models / "old")
     assert (found.head.policy, found.differences) == (None, ())
-    assert "'own' if the tuned head is close to the source's" in found.head.why
+    assert "'own' if the tuned head is close to the old base's" in found.head.why
 
 
 def test_signs(models):
@@ -283,5 +283,5 @@ def test_labels_of_a_dataset_come_from_its_card(hub: Hub, models):
     described, bare = hub.client().ask(code)
     assert described == [True, list(LABELS), {"train": 8}, []]
     assert bare[:2] == [True, None]
-    assert "known once the images are here" in bare[3][0]
+    assert "does not list the labels" in bare[3][0]
     assert not [record for record in hub.log if "parquet" in record.path and record.method == "GET"]

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 import hf_retarget as rt
 from hf_retarget.cli import main
-from hf_retarget.cli.inspect import write
+from hf_retarget.cli.show import write_file
+from hf_retarget.contenders import find_contender
 from hf_retarget.models import load_checkpoint, save_model
 
 
@@ -58,7 +59,7 @@ def test_inspect_writes_what_it_was_asked_for(files):
     picture = (folder / "resnet.svg").read_text()
     ElementTree.fromstring(picture)
     assert all(group.name in picture for group in graph.groups)
-    assert "verified" in (folder / "resnet.html").read_text()
+    assert "Verified" in (folder / "resnet.html").read_text()
 
 
 def test_json_has_the_documented_keys(document):
@@ -139,14 +140,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "picture.svg"
-    write(path, "old")
+    write_file(path, "old")
 
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write(path, "new")
+        write_file(path, "new")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("picture.svg", "old")]
 
 
@@ -176,7 +177,8 @@ def test_demo_tells_the_whole_story(tmp_path):
     assert result.stdout.splitlines()[-1] == f"Now look at the report: {report}"
     assert report.stat().st_size > 100_000
     assert (tmp_path / "demo" / "ported" / "model.safetensors").exists()
-    for words in ("old base", "new base", "fine-tuning", "naive", "port (best step", str(tmp_path / "demo" / "ported")):
+    labels = (find_contender(name).label for name in ("tuned", "base", "naive", "plain"))
+    for words in (*labels, "(best step", str(tmp_path / "demo" / "ported")):
         assert words in result.stdout
 
 

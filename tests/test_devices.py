@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hf_retarget.devices import choose_device
 from hf_retarget.errors import RetargetError
+from hf_retarget.run import choose_device
 
 
 def test_precision_may_change_within_a_process():
@@ -25,7 +25,7 @@ def test_what_is_not_there_is_named():
 
 
 TWO = """
-from hf_retarget.devices import choose_device, in_main_process
+from hf_retarget.run import choose_device, in_main_process
 from hf_retarget.errors import PublishError
 
 def fail(error):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hf_retarget.errors import DataError, ModelError
-from hf_retarget.evaluate import evaluate
+from hf_retarget.evaluation.scorer import score_model
 
 
 def batches(sizes=(5, 5, 3), classes: int = 7, seed: int = 0):
@@ -26,7 +26,7 @@ def batches(sizes=(5, 5, 3), classes: int = 7, seed: int = 0):
 def test_figures_are_what_they_say():
     torch.manual_seed(1)
     model, data = nn.Linear(4, 7), batches((40, 40, 13))
-    score = evaluate(model, data, 7)
+    score = score_model(model, data, 7)
     images, labels = (torch.cat(part) for part in zip(*data, strict=True))
     output = model(images).detach()
     best = output.argsort(1, descending=True)
@@ -42,13 +42,13 @@ def test_figures_are_what_they_say():
 
 
 def test_few_classes_have_no_top5_and_absent_ones_no_accuracy():
-    score = evaluate(nn.Identity(), [(torch.eye(5)[:3], torch.tensor([0, 2, 2]))], 5)
+    score = score_model(nn.Identity(), [(torch.eye(5)[:3], torch.tensor([0, 2, 2]))], 5)
     assert score.top5 is None
     assert score.per_class == (1.0, None, 1 / 2, None, None)
 
 
 def test_equal_scores_predict_the_first_class():
-    score = evaluate(nn.Identity(), [(torch.zeros(40, 40), torch.arange(40))], 40)
+    score = score_model(nn.Identity(), [(torch.zeros(40, 40), torch.arange(40))], 40)
     assert (score.top1, score.top5) == (1 / 40, 5 / 40)
     assert set(score.predictions) == {0}
 
@@ -56,7 +56,7 @@ def test_equal_scores_predict_the_first_class():
 def test_the_model_keeps_its_modes_and_dropout_is_off():
     model = nn.Sequential(nn.Linear(4, 7), nn.Dropout(0.9), nn.BatchNorm1d(7)).train()
     model[0].eval()
-    scores = [evaluate(model, batches(), 7) for _ in range(2)]
+    scores = [score_model(model, batches(), 7) for _ in range(2)]
     assert scores[0] == scores[1]
     assert [module.training for module in model] == [False, True, True]
     assert model[2].num_batches_tracked == 0
@@ -83,13 +83,13 @@ def test_new_weights_are_seen_by_models_that_remember_old_ones():
     model(images)
     model.weight = nn.Parameter(-model.weight.detach())
     expected = float(cross_entropy(images @ model.weight.detach().t(), labels))
-    assert evaluate(model, [(images, labels)], 7).loss == pytest.approx(expected)
+    assert score_model(model, [(images, labels)], 7).loss == pytest.approx(expected)
     assert model.kept is None
     assert not model.training
 
 
 def test_any_loss():
-    score = evaluate(nn.Identity(), [(torch.full((2, 3), 4.0), torch.tensor([0, 1]))], 3, loss=lambda o, _: o.mean())
+    score = score_model(nn.Identity(), [(torch.full((2, 3), 4.0), torch.tensor([0, 1]))], 3, loss=lambda o, _: o.mean())
     assert score.loss == 4.0
 
 
@@ -97,22 +97,22 @@ def test_any_loss():
 def test_labels_out_of_range_are_refused(label):
     data = [*batches(), (torch.zeros(1, 4), torch.tensor([label]))]
     with pytest.raises(DataError, match=rf"label {label} in batch 3 is not one of the model's 7 classes \(0 to 6\)"):
-        evaluate(nn.Linear(4, 7), data, 7)
+        score_model(nn.Linear(4, 7), data, 7)
 
 
 def test_other_bad_input_is_refused():
     with pytest.raises(ModelError, match=r"output has shape \[5, 9\], but there are 7 classes"):
-        evaluate(nn.Linear(4, 9), batches(), 7)
+        score_model(nn.Linear(4, 9), batches(), 7)
     with pytest.raises(DataError, match="no images to evaluate on"):
-        evaluate(nn.Linear(4, 7), [], 7)
+        score_model(nn.Linear(4, 7), [], 7)
 
 
 TWO_PROCESSES = """
 import copy, dataclasses, json, sys, torch
-from hf_retarget.devices import choose_device
+from hf_retarget.run import choose_device
 from torch import nn
-from hf_retarget.training.batchnorm import reset_batchnorm
-from hf_retarget.evaluate import evaluate
+from hf_retarget.evaluation.batchnorm import reset_batchnorm
+from hf_retarget.evaluation.scorer import score_model
 
 torch.manual_seed(0)
 accelerator = choose_device("cpu")
@@ -124,7 +124,7 @@ for shared in (accelerator, None):
     twin, ran = copy.deepcopy(model), []
     reset = reset_batchnorm(twin, data[:2], accelerator=shared)
     twin.register_forward_hook(lambda *_: ran.append(1))
-    score = evaluate(twin, data, 8, accelerator=shared)
+    score = score_model(twin, data, 8, accelerator=shared)
     results.append([len(ran), dataclasses.asdict(reset), dataclasses.asdict(score)])
 with open(f"{sys.argv[1]}/{accelerator.process_index}.json", "w") as file:
     json.dump(results, file)

@@ -44,10 +44,10 @@ def test_zero_gives_both_a_head_of_the_tuned_size(classes):
         assert source["fc.weight"].shape[0] == classes, "the input must stay as it is"
 
 
-@pytest.mark.parametrize(("policy", "argument"), [("shared", "fresh"), ("given", "given")])
-def test_one_head_for_both(policy, argument):
+@pytest.mark.parametrize("policy", ["shared", "given"])
+def test_one_head_for_both(policy):
     head = head_of(3, 9)
-    heads = fit_heads(weights(5, 1), weights(3, 2), weights(7, 3), NAMES, policy, **{argument: head})
+    heads = fit_heads(weights(5, 1), weights(3, 2), weights(7, 3), NAMES, policy, head=head)
     assert heads.policy == policy
     for name in NAMES:
         assert torch.equal(heads.source[name], head[name])
@@ -65,13 +65,13 @@ def test_own_keeps_both():
 @pytest.mark.parametrize(
     ("source", "tuned", "target", "agree", "policy", "why"),
     [
-        (weights(3, 1), moved(weights(3, 1)), weights(3, 2), None, "own", "close to the source's"),
-        (weights(3, 1), moved(weights(3, 1)), weights(3, 2), True, "own", "close to the source's"),
+        (weights(3, 1), moved(weights(3, 1)), weights(3, 2), None, "own", "close to the old base's"),
+        (weights(3, 1), moved(weights(3, 1)), weights(3, 2), True, "own", "close to the old base's"),
         (weights(3, 1), moved(weights(3, 1)), weights(3, 2), False, "zero", "labels differ"),
-        (weights(3, 1), weights(3, 5), weights(3, 2), None, "zero", "not the source's"),
-        (weights(5, 1), weights(3, 1), weights(5, 2), None, "zero", "[5, 4] in the source and [3, 4]"),
-        (weights(3, 1), moved(weights(3, 1)), weights(5, 2), None, "zero", "[5, 4] in the target"),
-        (weights(3, 1), moved(weights(3, 1)), weights(None, 2), None, "zero", "the target has no 'fc.weight'"),
+        (weights(3, 1), weights(3, 5), weights(3, 2), None, "zero", "not the old base's"),
+        (weights(5, 1), weights(3, 1), weights(5, 2), None, "zero", "[5, 4] in the old base and [3, 4]"),
+        (weights(3, 1), moved(weights(3, 1)), weights(5, 2), None, "zero", "[5, 4] in the new base"),
+        (weights(3, 1), moved(weights(3, 1)), weights(None, 2), None, "zero", "the new base has no 'fc.weight'"),
         (weights(3, 1), {**weights(3, 1), "fc.weight": torch.zeros(3, 4)}, weights(3, 2), None, "zero", "0.00"),
     ],
 )
@@ -87,10 +87,10 @@ def test_auto(source, tuned, target, agree, policy, why):
         ("zeros", {}, "unknown head policy 'zeros'; did you mean 'zero'"),
         ("shared", {}, "no random head"),
         ("given", {}, "no head was given"),
-        ("given", {"given": {"fc.weight": torch.zeros(3, 4)}}, r"needs 'fc\.bias', but the head has only fc\.weight"),
-        ("given", {"given": head_of(4, 0)}, r"'fc\.weight' is \[4, 4\], but \[3, 4\]"),
-        ("given", {"given": {**head_of(3, 0), "stem.weight": torch.zeros(4, 2)}}, r"'stem\.weight' is no part"),
-        ("own", {}, r"needs heads of one size, but 'fc\.weight' is \[5, 4\] in the source"),
+        ("given", {"head": {"fc.weight": torch.zeros(3, 4)}}, r"needs 'fc\.bias', but the head has only fc\.weight"),
+        ("given", {"head": head_of(4, 0)}, r"'fc\.weight' is \[4, 4\], but \[3, 4\]"),
+        ("given", {"head": {**head_of(3, 0), "stem.weight": torch.zeros(4, 2)}}, r"'stem\.weight' is no part"),
+        ("own", {}, r"needs heads of one size, but 'fc\.weight' is \[5, 4\] in the old base"),
     ],
 )
 def test_wrong_use(policy, options, message):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from hf_retarget.cli import main
 from hf_retarget.cli.plane import read_models, read_permutations
+from hf_retarget.files import load_record
 from hf_retarget.models import load_checkpoint, save_model
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--device", "cpu")
@@ -84,11 +86,12 @@ def test_a_killed_run_goes_on_to_the_same_figures(models, tmp_path):
     whole = start("--models", *trio, *SHORT, "--out", tmp_path / "whole")
     out = tmp_path / "plane"
     killed = start("--models", *trio, *SHORT, "--out", out)
-    diary = out / "points.jsonl"
+    kept = out / "points.json"
     deadline = time.monotonic() + 120
     while killed.poll() is None and time.monotonic() < deadline:
-        if diary.exists() and len(diary.read_text().splitlines()) > 4:
-            break
+        with suppress(OSError, ValueError):  # not there yet
+            if len(load_record(kept)["points"]) > 4:
+                break
         time.sleep(0.002)
     killed.send_signal(signal.SIGKILL)
     _, errors = killed.communicate()
@@ -103,7 +106,7 @@ def test_a_killed_run_goes_on_to_the_same_figures(models, tmp_path):
     one, two = (json.loads((folder / "plane.json").read_text()) for folder in (tmp_path / "whole", out))
     assert one["points"] == two["points"]
     assert (out / "plane.csv").read_bytes() == (tmp_path / "whole" / "plane.csv").read_bytes()
-    assert not diary.exists()
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ from PIL import Image
 
 import hf_retarget as rt
 from hf_retarget.cli import main
+from hf_retarget.contenders import find_contender
+from hf_retarget.document import read_document
 from hf_retarget.errors import RecipeError
 from hf_retarget.models import load_checkpoint, save_model
-from hf_retarget.pipeline.jobs import PortJob, list_jobs
+from hf_retarget.porting.port_all import PortJob, list_jobs
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--data-validation", "0.2")
 SHORT = (
@@ -90,7 +92,10 @@ def test_a_failure_does_not_stop_the_rest(finished, models):
     result, out = finished
     assert result.exit_code == 1, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["MODEL", "PORT", "NAIVE", "CONTROL", "PERMUTATION", "RESULT"]
+    columns = [find_contender(name).short.upper() for name in ("tuned", "naive", "naive-sign", "plain", "fgmt-sign")]
+    assert lines[0].split("  ")[0] == "MODEL"
+    assert [name for name in columns if name not in lines[0]] == []
+    assert lines[0].split()[-2:] == ["PERMUTATION", "RESULT"]
     assert [line.split()[-1] for line in lines[1:4]] == ["failed", "ported", "ported"]
     assert any(line.startswith(f"{models / 'other'}: the tuned model") for line in lines)
     assert lines[-1] == f"2 of 3 ported, in {out}"
@@ -101,14 +106,16 @@ def test_a_failure_does_not_stop_the_rest(finished, models):
 
 def test_the_permutation_of_the_first_is_used_for_the_rest_and_said_so(finished):
     result, out = finished
-    ten, two = (json.loads((out / name / "port.json").read_text()) for name in ("ten", "two"))
-    assert (ten["permutation"]["given"], ten["permutation"]["from"]) == (False, None)
-    assert (two["permutation"]["given"], two["permutation"]["from"]) == (True, "ten")
-    assert (ten["gradients"]["port"], two["gradients"]["port"]) == (4, 0)
+    ten, two = (read_document(out / name / "port.json") for name in ("ten", "two"))
+    assert (ten.permutation.given, ten.permutation.origin) == (False, None)
+    assert (two.permutation.given, two.permutation.origin) == (True, "ten")
+    assert (ten.port.gradients, two.port.gradients) == (4, 0)
+    assert (ten.winner, two.winner) == ("fgmt-sign", "given")
     one, other = (rt.Permutation.load(out / name / "permutation.safetensors") for name in ("ten", "two"))
     assert one.fingerprint != other.fingerprint, "another number of classes is another graph"
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert "with the permutation of 'ten': no gradients are needed" in result.stderr
+    assert "with the permutation of 'ten'" in result.stderr
+    assert "no gradients are needed" in result.stderr
     assert "of ten" in result.stdout
     summary = json.loads((out / "port-all.json").read_text())
     assert summary["permutation_from"] == "ten"
@@ -138,8 +145,7 @@ def test_a_second_run_skips_what_is_finished(finished, models, tmp_path):
 
 
 def test_an_interrupted_run_goes_on(models, tmp_path, monkeypatch):
-    port = import_module("hf_retarget.pipeline.port")
-    measure = port.measure
+    port = import_module("hf_retarget.porting.port")
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -155,12 +161,12 @@ def test_an_interrupted_run_goes_on(models, tmp_path, monkeypatch):
         "--out",
         tmp_path / "out",
     )
-    monkeypatch.setattr(port, "measure", interrupt)
-    stopped = run(*arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(port, "make_result", interrupt)
+        stopped = run(*arguments)
     assert stopped.exit_code == 130
-    assert stopped.stderr.splitlines()[-1] == "Error: interrupted; the same command goes on"
+    assert stopped.stderr.splitlines()[-1].startswith("Error: interrupted; the same command ")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".all.work"]
-    monkeypatch.setattr(port, "measure", measure)
     resumed = run(*arguments)
     assert resumed.exit_code == 0, resumed.output
     assert "continuing the port after step 2 of 2" in resumed.stderr

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 import datasets
@@ -22,8 +21,9 @@ from PIL import Image
 
 import hf_retarget as rt
 from hf_retarget.cli import main
-from hf_retarget.cli.port import DTYPES
+from hf_retarget.contenders import find_contender
 from hf_retarget.data import Split
+from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint, save_model
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "80", "--data-image-size", "28", "--data-validation", "0.2")
@@ -98,18 +98,18 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     table, rest = text.split("\n\n")
     lines = table.splitlines()
     assert lines[0].split() == ["ON", "THE", "TEST", "IMAGES", "TOP-1", "TOP-5", "LOSS"]
-    names = ["tuned source", "new base", "naive port", "plain fine-tuning", "port (best step"]
+    names = [find_contender(name).label for name in ("tuned", "base", "naive", "plain", "fgmt")]
     assert [line.startswith(name) for line, name in zip(lines[1:], names, strict=True)] == [True] * 5
-    figures = json.loads((out / "port.json").read_text())
-    assert f"{figures['test']['port']['top1']:.1%}" in lines[-1]
-    assert f"(best step {figures['best_step']} of 3)" in lines[-1]
+    document = read_document(out / "port.json")
+    assert f"{document.port.test.top1:.1%}" in lines[-1]
+    assert f"(best step {document.port.best_step} of 3)" in lines[-1]
     assert "(12 minibatches)" in lines[-2]
-    assert rest.splitlines() == [figures["verdict"], f"Saved to {out}"]
+    assert rest.splitlines() == [document.verdict, f"Saved to {out}"]
     told = errors.splitlines()
     assert any(line.startswith("head: zero (the heads differ in size") for line in told)
     assert sum(line.startswith("step ") for line in told) == 3
     assert told[-2] == f"Look: {out}/report.html"
-    assert [line.split()[0] for line in told[-4:-2]] == ["port", "naive"], "the curves in a line each"
+    assert [line.split()[0] for line in told[-4:-2]] == ["naive", "fgmt"], "the curves in a line each"
     assert told[-1].startswith(f"Next: hf-retarget finetune {out} --data {out}/recipe.yaml")
     assert not any("Warning" in line or "\r" in line for line in told)
 
@@ -142,7 +142,7 @@ def test_python_makes_the_same_files(whole, models, tmp_path):
 
 def test_a_killed_port_goes_on_to_the_same_bytes(whole, trio, tmp_path):
     _, _, complete = whole
-    out, state = tmp_path / "ported", tmp_path / ".ported.work" / "state-2.safetensors"
+    out, state = tmp_path / "ported", tmp_path / ".ported.work" / "fgmt.state-2.safetensors"
     arguments = ("port", *trio, *DATA, *SHORT, "--out", out)
     running = start(*arguments)
     wait_for(state, running)
@@ -168,9 +168,11 @@ def test_two_processes_make_the_same_files_as_one(whole, trio, tmp_path):
     assert text.count("Saved to") == 1, "one of them prints"
     for name in SAME:
         assert (out / name).read_bytes() == (complete / name).read_bytes(), name
-    one, two = (json.loads((folder / "port.json").read_text()) for folder in (complete, out))
-    assert two["device"]["processes"] == 2
-    assert two["test"] == one["test"]
+    one, two = (read_document(folder / "port.json") for folder in (complete, out))
+    assert two.device["processes"] == 2
+    assert [(each.name, each.validation, each.test) for each in two.contenders] == [
+        (each.name, each.validation, each.test) for each in one.contenders
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ported"]
 
 
@@ -219,7 +221,7 @@ def test_on_a_terminal_there_is_a_table(trio, tmp_path, monkeypatch, capsys):
     main(["port", *trio, *DATA, *SHORT, *naive], standalone_mode=False)
     text = capsys.readouterr().out
     assert "───" in text
-    assert "port (best step" in text
+    assert find_contender("naive").label in text
 
 
 # ---- what can go wrong
@@ -313,11 +315,11 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(trio, tmp_path):
 def test_an_interrupted_port_says_how_to_go_on(trio, tmp_path):
     arguments = (*trio, *DATA, *SHORT, "--no-check", "--out", tmp_path / "ported")
     running = start("port", *arguments)
-    wait_for(tmp_path / ".ported.work" / "progress.json", running)
+    wait_for(tmp_path / ".ported.work" / "fgmt.progress.json", running)
     running.send_signal(signal.SIGINT)
     text, errors = running.communicate(timeout=200)
     assert (running.returncode, text) == (130, "")
-    assert errors.splitlines()[-1].startswith("Error: interrupted; the same command with --resume goes on")
+    assert errors.splitlines()[-1].startswith("Error: interrupted; the same command with --resume ")
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == [".ported.work"]
     refused(arguments, "--resume")
@@ -344,10 +346,6 @@ def test_help_says_what_the_tool_does():
     text = run("port", "--help").stdout
     assert text.rstrip().splitlines()[-1].strip().startswith("hf-retarget port ")
     assert [heading in text for heading in ("Data (", "Port (", "Fine-tuning (")] == [True] * 3
-
-
-def test_choices_that_are_written_twice_agree():
-    assert import_module("hf_retarget.pipeline.port").DTYPES == DTYPES
 
 
 def test_without_out_the_result_is_named_after_the_models(models, trio, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -53,8 +54,40 @@ def test_all_errors_are_public_and_of_one_family():
     assert all(name in errors.__doc__ for name in found), "the module draws the hierarchy"
 
 
+def test_no_function_shares_its_name_with_a_module():
+    # A submodule becomes an attribute of its package as soon as it is imported, and would hide the function.
+    modules = {each.name for each in pkgutil.iter_modules(rt.__path__)}
+    functions = {name for name in rt.__all__ if inspect.isfunction(getattr(rt, name))}
+    assert {"port", "finetune", "evaluate", "compare", "plane", "check"} <= functions
+    assert functions & modules == set()
+
+
 def test_the_version_is_a_version():
     assert [part.isdigit() for part in rt.__version__.split(".")[:2]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("port", ("old", "tuned", "new")),
+        ("check", ("old", "tuned", "new")),
+        ("port_all", ("old", "new")),
+        ("finetune", ("model",)),
+        ("evaluate", ("model",)),
+        ("plane", (["one", "two"],)),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_closest(name, given, tmp_path):
+    out = {"out": tmp_path / "out"} if name in ("port", "port_all", "finetune") else {}
+    with pytest.raises(TypeError, match="'devise'; did you mean 'device'"):
+        getattr(rt, name)(*given, devise="cpu", **out)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["contenders", "document", "names", "run", "words"])
+def test_what_help_and_pages_need_imports_no_torch(module):
+    code = f"import sys, hf_retarget.{module}; sys.exit(bool({{'torch', 'timm', 'rich'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_importing_the_package_does_not_import_timm():

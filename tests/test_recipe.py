@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hf_retarget.contenders import contenders
 from hf_retarget.errors import RecipeError
-from hf_retarget.matching.methods import METHODS as REGISTERED
 from hf_retarget.matching.trajectory import SCHEDULES
-from hf_retarget.models.heads import POLICIES
+from hf_retarget.names import PORT_HEADS
 from hf_retarget.recipe import (
     SECTIONS,
     Field,
@@ -23,12 +23,11 @@ from hf_retarget.recipe import (
     Recipe,
     choose_recipe,
     fields,
-    load,
     load_recipe,
     preset_names,
     recipe_names,
 )
-from hf_retarget.recipe.options import HEADS, METHODS
+from hf_retarget.recipe import recipe as recipe_module
 from hf_retarget.recipe.reference import renew
 
 ROOT = Path(__file__).parent.parent
@@ -141,10 +140,10 @@ def test_every_default_is_a_value_of_its_field():
 
 
 def test_methods_heads_and_schedules_are_those_that_there_are():
-    assert set(METHODS) == set(REGISTERED)
-    assert set(HEADS) == set(POLICIES)
-    (schedule,) = (field for field in fields() if field.key == "port.schedule")
-    assert set(schedule.choices) == set(SCHEDULES)
+    choices = {field.key: set(field.choices) for field in fields()}
+    assert choices["port.method"] == {each.name for each in contenders() if each.is_method}
+    assert choices["port.head"] == set(PORT_HEADS)
+    assert choices["port.schedule"] == set(SCHEDULES)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +354,7 @@ def test_a_wheel_has_its_recipes_inside(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
     write(tmp_path / "recipes", "description: beside", "birds.yaml")
     write(tmp_path / "package" / "recipes", "description: inside", "birds.yaml")
-    monkeypatch.setattr(load, "_PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(recipe_module, "_PACKAGE", tmp_path / "package")
     assert load_recipe("birds").description == "inside"
     (tmp_path / "package" / "recipes" / "birds.yaml").unlink()
     (tmp_path / "package" / "recipes").rmdir()

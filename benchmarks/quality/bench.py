@@ -12,11 +12,11 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import hf_retarget as rt
 from hf_retarget.data import ImageData
 from hf_retarget.files import save_tensors
 from hf_retarget.models import load_checkpoint
-from hf_retarget.pipeline.start import prepare_start
-from hf_retarget.pipeline.train import train
+from hf_retarget.porting.finetune import Start, prepare_start
 from hf_retarget.recipe import Recipe
 from quality.curves import follow, last_validation
 from quality.images import SHARED, Splits, load_images
@@ -79,9 +79,10 @@ class Bench:
             network.load_state_dict(weights)
         return network
 
-    def start(self, model: nn.Module, head: str, seed: int = 0) -> Any:
+    def start(self, model: nn.Module, head: str, seed: int = 0) -> Start:
         """Where a fine-tuning of a network starts: with a head for these images."""
-        return prepare_start(load_checkpoint(model), self.pictures, self.recipe.data, head=head, seed=seed)
+        recipe = self.recipe.override(**{"finetune.seed": seed})
+        return prepare_start(load_checkpoint(model), self.pictures, recipe, head)
 
     # ---- bases
 
@@ -110,7 +111,7 @@ class Bench:
             recipe = recipe.override(**{"data.limit": round(share * (self.task.limit or there))})
         folder, began = kept.begin(), time.perf_counter()
         network = self.network(len(self.task.before_classes), seed=1000 + seed)
-        result = train(network, self.pictures, recipe=recipe, out=folder / "trained", head="keep")
+        result = rt.finetune(network, self.pictures, recipe=recipe, out=folder / "trained", head="keep")
         weights = {name: tensor.detach().clone() for name, tensor in result.model.state_dict().items()}
         save_tensors(folder / "model.safetensors", weights, {})
         kept.finish(key, {"test": result.test.top1, "seconds": round(time.perf_counter() - began, 1)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hf_retarget as rt
 from hf_retarget.matching.descent import descend
 from hf_retarget.matching.objective import Stacks
-from hf_retarget.training.loop import finetune
+from hf_retarget.training.loop import train_model
 from quality.bench import Bench
 from quality.networks import MLP
 from quality.store import Kept
@@ -64,7 +64,7 @@ def _walk(bench: Bench, start: Any, seed: int) -> Iterator[Delta]:
     for number in range(STEPS):
         # Constant, as the first iterations of a long training are; each stretch has minibatches of its own.
         values = replace(how, steps=EVERY, schedule="constant").overrides(max(how.lrs), seed * 100 + number)
-        finetune(model, start.data.train, bench.recipe.override(**values).finetune)
+        train_model(model, start.data.train, bench.recipe.override(**values).finetune)
         after = _parameters(model)
         yield {name: after[name] - before[name] for name in after}
         before = after

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from hf_retarget.data import ImageData, Split
 from hf_retarget.errors import PortError
 from hf_retarget.files import save_tensors
-from hf_retarget.training.loop import finetune
-from hf_retarget.training.options import TrainOptions
+from hf_retarget.recipe.options import TrainOptions
+from hf_retarget.training.loop import train_model
 from hf_retarget.training.recorder import TrajectoryRecorder
 
 TRAIN_IMAGES = 500
@@ -95,7 +95,7 @@ def follow(
     options = TrainOptions(**{**vars(options), "evaluate_every": every})
     began, failed = time.perf_counter(), None
     try:
-        finetune(model, data.train, options, score=scorer, recorder=recorder)
+        train_model(model, data.train, options, score=scorer, recorder=recorder)
     except PortError as error:
         failed = str(error)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}

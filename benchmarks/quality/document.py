@@ -1,4 +1,4 @@
-"""Fills the generated parts of docs/results.md and docs/method.md from the runs that are there."""
+"""Fills the generated parts of docs/results.md from the runs that are there."""
 
 from __future__ import annotations
 

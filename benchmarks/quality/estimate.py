@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hf_retarget.contenders import find_contender
 from quality.curves import TRAIN_IMAGES
 from quality.task import Task, Training
 
@@ -16,7 +17,6 @@ FORWARD = 0.35
 """What an image costs that is only looked at, in images that are learnt from."""
 OVERHEAD = 5.0
 """Seconds of a port for loading and tracing, in the median of ours."""
-GRADIENT_METHODS = ("fgmt", "fgmt-sign", "gmt", "naive-sign", "permuted-source")
 SIZES = {
     "mnist": (60000, 10000),
     "fashion-mnist": (12000, 2000),
@@ -120,7 +120,7 @@ def _gradients(task: Task, method: str) -> float:
 
 def _port(task: Task, method: str) -> float:
     looked = task.steps * (task.bn_batches * task.batch + _validation(task)) + SIZES[task.images][1] * _share(task)
-    learnt = 1.3 * _gradients(task, method) if method in GRADIENT_METHODS else 0.0
+    learnt = 1.3 * _gradients(task, method) if find_contender(method).gradients(1) else 0.0
     return FORWARD * looked + learnt
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 import hf_retarget as rt
+from hf_retarget.document import read_document
 from hf_retarget.errors import RetargetError
 from hf_retarget.files import hash_file
 from quality.bench import Bench, weights_of
@@ -116,14 +117,13 @@ class Run:
         return False
 
     @property
-    def document(self) -> dict[str, Any]:
-        """The run's port.json."""
-        found: dict[str, Any] = json.loads((self.kept.folder / "ported" / "port.json").read_text("utf-8"))
-        return found
+    def document(self) -> rt.PortDocument:
+        """The run's port.json, which an older version may have written."""
+        return read_document(self.kept.folder / "ported" / "port.json")
 
     def control(self) -> dict[str, Any] | None:
         """Plain fine-tuning at the same price, for methods that take gradients."""
-        price = self.document["gradients"]["port"]
+        price = self.document.port.gradients
         if self.method.partition("+")[0] not in PRICED or not price:
             return None
         return self._climb([price], self.bench.task.batch)[0]
@@ -202,22 +202,22 @@ def perform(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "pair": vars(pair),
         "best_step": done["best_step"],
-        "validation": [step["top1"] for step in document["steps"]],
+        "validation": [step.top1 for step in document.port.steps],
         "test": {
-            "port": document["test"]["port"]["top1"],
+            "port": document.port.test.top1,
             "source": source["curve"][-1]["test"],
             "direct": direct["curve"][-1]["test"],
             "control": control["test"] if control else None,
         },
         "validation_direct": direct["curve"][-1]["validation"],
-        "gradients": document["gradients"]["port"],
-        "price": document["gradients"]["port"] * bench.task.batch / bench.task.tuning.batch,
+        "gradients": document.port.gradients,
+        "price": document.port.gradients * bench.task.batch / bench.task.tuning.batch,
         "plain": _relative(run.plain(), bench.out) if after else [],
         "after": _relative(after, bench.out),
         "direct": Path(direct["folder"]).relative_to(bench.out).as_posix(),
         "lr": {"source": source["lr"], "direct": direct["lr"]},
-        "head": document["head"]["policy"],
-        "seconds": document["seconds"] | {"after": sum(row["seconds"] for row in after)},
+        "head": document.head["policy"],
+        "seconds": document.seconds | {"after": sum(row["seconds"] for row in after)},
     }
     path = run.kept.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")

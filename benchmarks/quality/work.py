@@ -81,12 +81,10 @@ def do(names: Sequence[str], out: Path, asked: Asked) -> list[str]:
     return failed
 
 
-def write(out: Path, page: Path, pages: Sequence[Path]) -> None:
-    """Fill the generated parts of all pages that are there."""
-    parts = compose_parts(out, page.parent / "images", page)
-    for each in dict.fromkeys((page, *pages)):
-        if each.exists():
-            print(f"{each}: {', '.join(fill_page(each, parts)) or 'nothing to fill in'}")
+def write(out: Path, page: Path) -> None:
+    """Fill the generated parts of the page."""
+    filled = fill_page(page, compose_parts(out, page.parent / "images", page))
+    print(f"{page}: {', '.join(filled) or 'nothing to fill in'}")
 
 
 def _compare(bench: Bench, asked: Asked) -> None:

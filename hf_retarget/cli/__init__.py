@@ -44,7 +44,7 @@ class _Commands(click.Group):
             return super().main(*arguments, **options)
         except SystemExit as end:
             if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "torch" in sys.modules:
-                from hf_retarget.devices import leave
+                from hf_retarget.run import leave
 
                 leave(end.code if isinstance(end.code, int) else int(end.code is not None))
             raise

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, run_options
-from hf_retarget.cli.port import describe_seconds
+from hf_retarget.cli.options import bases_options, debug_option, model_options, run_options
 from hf_retarget.cli.progress import status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
-from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.cli.show import echo_json, echo_rows
+from hf_retarget.names import SIDES
+from hf_retarget.words import estimate, size
 
 if TYPE_CHECKING:
-    from hf_retarget.pipeline.check import InputCheck, Side
-    from hf_retarget.pipeline.cost import Cost
+    from hf_retarget.porting.check import InputCheck, Side
+    from hf_retarget.porting.cost import Cost
     from hf_retarget.recipe import Recipe
 
 _EXAMPLE = """\b
@@ -30,9 +31,7 @@ Row = tuple[str, str]
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@click.option("--src-base", required=True, metavar="MODEL", help="Old base, from which the fine-tuning started.")
-@click.option("--src-ft", required=True, metavar="MODEL", help="The old base after the fine-tuning.")
-@click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning is to move.")
+@bases_options
 @click.option(
     "--probe",
     "load_weights",
@@ -48,27 +47,24 @@ Row = tuple[str, str]
 def check(ctx: click.Context, /, recipe: Recipe, quiet: bool, as_json: bool, **options: Any) -> None:
     """Find out whether a fine-tuning can be ported, and what that costs, without downloading weights.
 
-    Configurations and the headers of the weights tell; a few kB come over the line. Exits with 0 if nothing stands
-    against a port, else with 1. A MODEL is a name of timm, an id of the Hub (org/name@revision), a folder, or a file
-    with --arch.
+    Only configurations and the headers of the weights are read, a few kB. Exits with 0 if a port is possible, else with
+    1. A MODEL is a timm name, a Hub id (org/name@revision), a folder, or a file with --arch.
     """
     with status("starting"):
-        from hf_retarget.pipeline.check import check
+        from hf_retarget.porting.check import check
     with watch(quiet) as progress:
         found = check(recipe=recipe, progress=progress, **options)
     if as_json:
         echo_json(found.to_json())
     else:
-        for name, words in _describe(found):
-            echo(f"{name:<10} {words}")
+        echo_rows(_describe(found), width=11)
     if not found.compatible:
         ctx.exit(1)
 
 
 def _describe(found: InputCheck) -> list[Row]:
-    names = {"source": "old base", "tuned": "tuned", "target": "new base"}
-    rows = [(words, _side(found.sides[name])) for name, words in names.items()]
-    rows.append(("download", _size(found.download) if found.download else "nothing: all weights are on this machine"))
+    rows = [(SIDES[name], _side(side)) for name, side in found.sides.items()]
+    rows.append(("download", size(found.download) if found.download else "nothing: all weights are on this machine"))
     if found.head:
         policy = found.head.policy or "own or zero"
         rows.append(("head", f"{', '.join(found.head.tensors)}; {policy} ({found.head.why})"))
@@ -85,7 +81,7 @@ def _describe(found: InputCheck) -> list[Row]:
     if found.probe:
         rows.append(("signs", found.probe.sentence))
     rows += [("problem", problem) for problem in found.problems]
-    done = "compatible: nothing stands against a port" if found.compatible else "not compatible"
+    done = "compatible: nothing rules out a port" if found.compatible else "not compatible"
     return [*rows, ("result", done)]
 
 
@@ -132,7 +128,7 @@ def _cost(cost: Cost) -> list[Row]:
         *rows,
         (
             "time",
-            f"{describe_seconds(cost.seconds)} at the least, for the gradients alone ({basis}; networks reach a part)",
+            f"{estimate(cost.seconds)} at the least, for the gradients alone ({basis}; networks reach a part)",
         ),
     ]
 
@@ -148,7 +144,3 @@ def _differences(found: InputCheck) -> list[str]:
     ]
     more = len(lines) - _MOST
     return lines[:_MOST] + ([f"… and {more:,} more; --json lists them"] if more > 0 else [])
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

@@ -9,10 +9,8 @@ from pathlib import Path
 import click
 
 from hf_retarget import __version__
-from hf_retarget.cli.inspect import write
 from hf_retarget.cli.options import debug_option
-from hf_retarget.cli.port import print_table
-from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.cli.show import echo, echo_json, print_table, write_file
 
 _EXAMPLE = """\b
 Examples:
@@ -51,10 +49,10 @@ def compare(
     A DIR is the folder of a port, or a folder of such folders. Ports that differ in nothing but their seeds are one
     group. What cannot be read is named and left out, and the exit code is then 1.
     """
-    from hf_retarget.comparison import compare_ports
+    from hf_retarget.comparison.compare import compare
     from hf_retarget.report.comparison import draw_comparison_page, list_columns, list_rows, table_rows
 
-    found = compare_ports(folders, over=over)
+    found = compare(folders, over=over)
     document = found.to_json()
     for line in found.problems:
         echo(f"Left out: {line}", err=True)
@@ -65,10 +63,10 @@ def compare(
     else:
         print_table(list_columns(document), list_rows(document))
     if html:
-        write(html, draw_comparison_page(document, __version__))
+        write_file(html, draw_comparison_page(document, __version__))
     if table:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(table_rows(document))
-        write(table, text.getvalue())
+        write_file(table, text.getvalue())
     if found.problems:
         ctx.exit(1)

@@ -10,12 +10,12 @@ import click
 
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.progress import status, watch
-from hf_retarget.cli.show import echo
+from hf_retarget.cli.show import echo, print_curves, print_scores
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hf_retarget.pipeline.result import PortResult
+    from hf_retarget.porting.result import PortResult
     from hf_retarget.recipe import Recipe
 
 MODEL, SIZE = "test_resnet", 32
@@ -45,18 +45,20 @@ def demo(out: Path, quick: bool) -> None:
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     with status("starting"):
-        from hf_retarget.pipeline.port import port
-        from hf_retarget.pipeline.train import train
+        from hf_retarget.porting.finetune import finetune
+        from hf_retarget.porting.port import port
         from hf_retarget.recipe import load_recipe
     recipe = load_recipe("fashion-mnist").override(**{"data.image_size": SIZE})
     length = 0.05 if quick else 1.0
     with watch() as progress:
         for seed, side in enumerate(("old", "new")):
             task = training(recipe, OLD, BASE_STEPS * length, seed)
-            base = train(make_base(seed), recipe=task, out=out / side, head="keep", overwrite=True, progress=progress)
+            base = finetune(
+                make_base(seed), recipe=task, out=out / side, head="keep", overwrite=True, progress=progress
+            )
             echo(f"{side + ' base':<12} {base.test.top1:6.1%} on {len(OLD)} kinds of clothes   {out / side}")
         task = training(recipe, NEW, TUNING_STEPS * length, 0)
-        tuned = train(out / "old", recipe=task, out=out / "tuned", head="zero", overwrite=True, progress=progress)
+        tuned = finetune(out / "old", recipe=task, out=out / "tuned", head="zero", overwrite=True, progress=progress)
         echo(f"{'fine-tuning':<12} {tuned.test.top1:6.1%} on {len(NEW)} other kinds    {out / 'tuned'}")
         echo("\nNow the fine-tuning moves from the old base to the new one.\n")
         result = port(
@@ -105,11 +107,9 @@ def porting(recipe: Recipe, steps: int, steps_after: float) -> Recipe:
 
 
 def _show(result: PortResult, out: Path) -> None:
-    from hf_retarget.cli.port import print_curves, print_scores
-
-    print_curves(result.figures)
+    print_curves(result.document)
     echo()
-    print_scores(result.figures)
+    print_scores(result.document)
     echo(f"\n{result.verdict}\n")
     echo(f"The ported model, its card and all figures: {(out / 'ported').resolve()}")
     echo("To port a fine-tuning of your own: hf-retarget port --help")

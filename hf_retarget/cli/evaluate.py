@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,16 +9,12 @@ import click
 from hf_retarget.cli.options import debug_option, model_options, num_classes_option, run_options
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
-from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.cli.show import Row, echo, echo_json, print_table
+from hf_retarget.names import SPLITS
 
 if TYPE_CHECKING:
-    from hf_retarget.pipeline.score import Scored
+    from hf_retarget.evaluation.evaluate import Evaluation
     from hf_retarget.recipe import Recipe
-
-SPLITS = ("test", "validation", "train")
-"""As in `hf_retarget.pipeline.score`, which would import torch; a test compares them."""
-
-FORMAT = "hf-retarget/evaluate/1"
 
 _EXAMPLE = """\b
 Examples:
@@ -30,8 +25,6 @@ Examples:
 
 _MOST_CLASSES = 20
 _MOST_CONFUSIONS = 10
-
-Row = tuple[str, ...]
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
@@ -55,41 +48,20 @@ def evaluate(
     if batch_size is not None:
         recipe = recipe.override(**{"port.eval_batch": batch_size})
     with status("starting"):
-        from hf_retarget.pipeline.score import score
+        from hf_retarget.evaluation.evaluate import evaluate
     with watch(quiet) as progress:
-        scored = score(model, recipe=recipe, progress=progress, **options)
+        scored = evaluate(model, recipe=recipe, progress=progress, **options)
         for note in scored.notes:
             progress.say(note)
     if not is_main_process():
         return
     if as_json:
-        echo_json(_document(scored))
+        echo_json(scored.to_json())
     else:
         _print(scored, everything)
 
 
-def _document(scored: Scored) -> dict[str, Any]:
-    found = scored.score
-    return {
-        "format": FORMAT,
-        "model": scored.model,
-        "architecture": scored.architecture,
-        "data": scored.data,
-        "split": scored.split,
-        "images": found.count,
-        "top1": found.top1,
-        "top5": found.top5,
-        "loss": found.loss,
-        "classes": [
-            {"name": scored.name(number), "images": sum(row), "accuracy": accuracy}
-            for number, (row, accuracy) in enumerate(zip(found.confusion, found.per_class, strict=True))
-        ],
-        "confusion": [list(row) for row in found.confusion],
-        "notes": list(scored.notes),
-    }
-
-
-def _print(scored: Scored, everything: bool) -> None:
+def _print(scored: Evaluation, everything: bool) -> None:
     found = scored.score
     echo(f"model   {scored.model} ({scored.architecture})")
     echo(f"data    {scored.data}, {scored.split} ({found.count:,} images)")
@@ -98,20 +70,27 @@ def _print(scored: Scored, everything: bool) -> None:
         echo(f"top-5   {found.top5:.2%}")
     echo(f"loss    {found.loss:.4f}")
     classes, confusions = rank_classes(scored), rank_confusions(scored)
-    shown = len(classes) if everything else _MOST_CLASSES
-    _print_table(("class", "images", "accuracy"), classes[:shown], len(classes) - shown)
-    shown = len(confusions) if everything else _MOST_CONFUSIONS
-    _print_table(("is", "taken for", "images", "share"), confusions[:shown], len(confusions) - shown)
+    _print_table(("class", "images", "accuracy"), classes, len(classes) if everything else _MOST_CLASSES, 1)
+    most = len(confusions) if everything else _MOST_CONFUSIONS
+    _print_table(("is", "taken for", "images", "share"), confusions, most, 2)
 
 
-def rank_classes(scored: Scored) -> list[Row]:
+def _print_table(columns: Row, rows: list[Row], most: int, names: int) -> None:
+    if rows:
+        echo()
+        print_table(columns, rows[:most], names)
+    if len(rows) > most:
+        echo(f"… and {len(rows) - most:,} more; --all lists them")
+
+
+def rank_classes(scored: Evaluation) -> list[Row]:
     """Name, images and accuracy of every class that has images, the worst first."""
     found = scored.score
     ranked = sorted((accuracy, number) for number, accuracy in enumerate(found.per_class) if accuracy is not None)
     return [(scored.name(number), f"{sum(found.confusion[number]):,}", f"{value:.1%}") for value, number in ranked]
 
 
-def rank_confusions(scored: Scored) -> list[Row]:
+def rank_confusions(scored: Evaluation) -> list[Row]:
     """The true class, the predicted one, how often, and which share of the true class, the most frequent first."""
     ranked = sorted(
         (-count, true, predicted)
@@ -123,36 +102,3 @@ def rank_confusions(scored: Scored) -> list[Row]:
         (scored.name(true), scored.name(predicted), f"{-count:,}", f"{-count / sum(scored.score.confusion[true]):.1%}")
         for count, true, predicted in ranked
     ]
-
-
-def _print_table(columns: Row, rows: list[Row], hidden: int) -> None:
-    if not rows:
-        return
-    echo()
-    words = columns.index("images")  # names before, figures from here on
-    if sys.stdout.isatty():
-        _print_rich(columns, rows, words)
-    else:
-        widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-        for row in (tuple(column.upper() for column in columns), *rows):
-            cells = (
-                cell.ljust(width) if place < words else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            echo("  ".join(cells))
-    if hidden > 0:
-        echo(f"… and {hidden:,} more; --all lists them")
-
-
-def _print_rich(columns: Row, rows: list[Row], words: int) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for place, column in enumerate(columns):
-        table.add_column(column.upper(), justify="left" if place < words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)

@@ -17,19 +17,16 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.port import describe_command, describe_data
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
-from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.cli.show import describe_command, describe_data, echo, echo_json, echo_rows
 from hf_retarget.errors import FinishedError
+from hf_retarget.names import FINETUNE, START_HEADS
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 if TYPE_CHECKING:
     from hf_retarget.recipe import Recipe
-
-HEADS = ("auto", "keep", "fresh", "zero")
-"""As in `hf_retarget.pipeline.start`, which would import torch; a test compares them."""
 
 _EXAMPLE = """\b
 Examples:
@@ -48,7 +45,7 @@ _MOST = 12  # scores of the validation curve that are printed
 )
 @click.option(
     "--head",
-    type=click.Choice(HEADS),
+    type=click.Choice(START_HEADS),
     default="auto",
     show_default=True,
     help="Classifier to begin with: the model's own, a random one, or zeros; auto: its own if the classes agree.",
@@ -59,8 +56,6 @@ _MOST = 12  # scores of the validation curve that are printed
     metavar="N",
     help="Keep the weights of every N-th step in DIR/trajectory, for ports along it.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run for DIR that was interrupted.")
-@click.option("--overwrite", is_flag=True, help="Replace the model in DIR, and forget a run that was interrupted.")
 @num_classes_option
 @output_options
 @push_options
@@ -79,19 +74,18 @@ def finetune(
     """
     place = check_push(destination, options["token"])
     with status("starting"):
-        from hf_retarget.pipeline.train import train
+        from hf_retarget.porting.finetune import finetune
     with resumable(), watch(quiet) as progress:
         try:
             command = describe_command(sys.argv)
-            document = train(model, recipe=recipe, command=command, progress=progress, **options).document
+            document = finetune(model, recipe=recipe, command=command, progress=progress, **options).document
         except FinishedError as finished:
             progress.say(str(finished))
-            document = read_json(options["out"].expanduser() / "finetune.json", MAX_DOCUMENT_BYTES)
+            document = read_json(options["out"].expanduser() / FINETUNE, MAX_DOCUMENT_BYTES)
     if not is_main_process():
         return
     if not as_json:
-        for name, words in _describe(document, options["out"]):
-            echo(f"{name:<10}  {words}")
+        echo_rows(_describe(document, options["out"]), width=11)
     pushed = push_result(options["out"], place, quiet)
     if as_json:
         echo_json({"folder": str(options["out"]), **pushed} | document)

@@ -10,8 +10,7 @@ import click
 
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.progress import status
-from hf_retarget.cli.show import echo, echo_json
-from hf_retarget.files import write_text
+from hf_retarget.cli.show import echo_json, write_file
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -72,9 +71,9 @@ def inspect(
     else:
         print_summary(summary, sys.stdout, everything, check)
     if svg:
-        write(svg, draw_picture(graph, model, everything))
+        write_file(svg, draw_picture(graph, model, everything))
     if html:
-        write(html, draw_page(graph, model, everything, check))
+        write_file(html, draw_page(graph, model, everything, check))
     if save:
         graph.save(save)
     if check is not None and not check.passed:
@@ -109,8 +108,8 @@ def _stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
     """A model that is somewhere with its weights, and an image for it; its files decide about everything."""
     import torch
 
-    from hf_retarget.models.load import peek_checkpoint
-    from hf_retarget.pipeline.start import choose_preprocess
+    from hf_retarget.data import choose_preprocess
+    from hf_retarget.models import peek_checkpoint
 
     if options:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in options)
@@ -118,10 +117,3 @@ def _stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
     checkpoint = peek_checkpoint(model).checkpoint
     size = choose_preprocess(checkpoint).input_size
     return checkpoint.skeleton(), torch.zeros(2, *size)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that is either wholly there or not there at all, and say so to a person who watches."""
-    write_text(path, text)
-    if sys.stderr.isatty():
-        echo(f"Wrote {path}", err=True)

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from hf_retarget.names import PRECISIONS
+
 DEBUG = "hf_retarget.debug"
 """The key in ``click.Context.meta`` that says whether a known error shows its traceback."""
-
-PRECISIONS = ("no", "bf16", "fp16")
-"""As in `hf_retarget.devices`, which would import torch; a test compares them."""
 
 _DESTINATION = ("private", "revision", "message", "create_pr", "replace_card")
 
@@ -44,17 +43,7 @@ token_option = click.option("--token", metavar="TEXT", callback=_read_token, hel
 
 
 def model_options(command: _Function) -> _Function:
-    """Add how references to models are read: ``--arch``, ``--allow-pickle`` and ``--token``.
-
-    Example:
-        >>> @click.command()
-        ... @click.argument("model")
-        ... @model_options
-        ... def show(model, arch, allow_pickle, token):
-        ...     click.echo(f"{model} is a {arch}")
-        >>> show(["weights.pth", "--arch", "resnet18", "--allow-pickle"], standalone_mode=False)
-        weights.pth is a resnet18
-    """
+    """Add how references to models are read: ``--arch``, ``--allow-pickle`` and ``--token``."""
     return _add(
         command,
         click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
@@ -63,17 +52,18 @@ def model_options(command: _Function) -> _Function:
     )
 
 
-def num_classes_option(command: _Function) -> _Function:
-    """Add ``--num-classes``, for a weight file that does not tell.
+def bases_options(command: _Function) -> _Function:
+    """Add the models of a port: ``--src-base``, ``--src-ft`` and ``--new-base``."""
+    return _add(
+        command,
+        click.option("--src-base", required=True, metavar="MODEL", help="Old base, where the fine-tuning started."),
+        click.option("--src-ft", required=True, metavar="MODEL", help="Tuned model: the old base after fine-tuning."),
+        click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning moves."),
+    )
 
-    Example:
-        >>> @click.command()
-        ... @num_classes_option
-        ... def show(num_classes):
-        ...     click.echo(num_classes)
-        >>> show(["--num-classes", "10"], standalone_mode=False)
-        10
-    """
+
+def num_classes_option(command: _Function) -> _Function:
+    """Add ``--num-classes``, for a weight file that does not tell."""
     option = click.option(
         "--num-classes",
         type=click.IntRange(min=1),
@@ -86,14 +76,6 @@ def run_options(command: _Function) -> _Function:
     """Add where and how work runs: ``--device``, ``--precision``, ``--num-workers`` and ``--quiet``.
 
     The command receives `device`, `precision`, `workers` and `quiet`.
-
-    Example:
-        >>> @click.command()
-        ... @run_options
-        ... def work(device, precision, workers, quiet):
-        ...     click.echo(f"{device} {precision} {workers} {quiet}")
-        >>> work(["--device", "cpu", "--num-workers", "2"], standalone_mode=False)
-        cpu no 2 False
     """
     return _add(
         command,
@@ -120,14 +102,6 @@ def run_options(command: _Function) -> _Function:
 def destination_options(revision: str) -> Callable[[_Function], _Function]:
     """Add how to push: ``--private``, the branch under the name given, ``--commit-message``, ``--create-pr`` and
     ``--replace-card``. The command receives them as the fields of a `hf_retarget.publish.Destination`.
-
-    Example:
-        >>> @click.command()
-        ... @destination_options("--revision")
-        ... def push(private, revision, message, create_pr, replace_card):
-        ...     click.echo(f"{private} {revision}")
-        >>> push(["--private", "--revision", "v2"], standalone_mode=False)
-        True v2
     """
 
     def decorate(command: _Function) -> _Function:
@@ -144,17 +118,7 @@ def destination_options(revision: str) -> Callable[[_Function], _Function]:
 
 
 def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--push-to-hub`` and how to push; the command receives all of it as `destination`, or None.
-
-    Example:
-        >>> @click.command()
-        ... @push_options
-        ... def train(destination):
-        ...     click.echo(destination)
-        >>> train(["--push-to-hub", "ada/birds"], standalone_mode=False)
-        {'repository': 'ada/birds', 'private': False, 'revision': None, 'message': None, 'create_pr': False, \
-'replace_card': False}
-    """
+    """Add ``--push-to-hub`` and how to push; the command receives all of it as `destination`, or None."""
 
     @wraps(command)
     def with_destination(*arguments: Any, push_to_hub: str | None, **options: Any) -> Any:
@@ -169,7 +133,7 @@ def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: the command ends as if somebody had pressed Ctrl-C, with its state kept and temporary files removed."""
+    """SIGTERM: the command ends as after Ctrl-C, with its state kept and temporary files removed."""
 
 
 class Interrupted(click.ClickException):
@@ -181,15 +145,15 @@ class Interrupted(click.ClickException):
 
 
 @contextmanager
-def resumable(advice: str = "; the same command with --resume goes on") -> Iterator[None]:
-    """Tell whoever interrupts the work that it can go on.
+def resumable(advice: str = "; the same command with --resume continues") -> Iterator[None]:
+    """Say, when the work is interrupted, that it can be continued.
 
     Example:
         >>> with resumable():
         ...     raise KeyboardInterrupt
         Traceback (most recent call last):
         ...
-        hf_retarget.cli.options.Interrupted: interrupted; the same command with --resume goes on
+        hf_retarget.cli.options.Interrupted: interrupted; the same command with --resume continues
     """
     try:
         yield
@@ -197,17 +161,22 @@ def resumable(advice: str = "; the same command with --resume goes on") -> Itera
         raise Interrupted(signal, advice) from None
 
 
+lock_option = click.option(
+    "--no-lock",
+    "lock",
+    flag_value=False,
+    default=True,
+    help="Do not lock DIR, where the file system has no locks: no other run may write there.",
+)
+
+
 def output_options(command: _Function) -> _Function:
-    """Add ``--no-lock``, which a command that writes a folder hands on as `lock`."""
+    """Add what happens to an earlier result: ``--resume``, ``--overwrite`` and ``--no-lock``."""
     return _add(
         command,
-        click.option(
-            "--no-lock",
-            "lock",
-            flag_value=False,
-            default=True,
-            help="Do not lock DIR, where the file system has no locks: no other run may write there.",
-        ),
+        click.option("--resume", is_flag=True, help="Continue the run for DIR that was interrupted."),
+        click.option("--overwrite", is_flag=True, help="Replace what is in DIR, and forget an interrupted run."),
+        lock_option,
     )
 
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.evaluate import SPLITS
 from hf_retarget.cli.options import debug_option, model_options, output_options, resumable, run_options
-from hf_retarget.cli.port import describe_command, print_table
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
-from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.cli.show import describe_command, echo, echo_json, print_table
 from hf_retarget.errors import FinishedError
+from hf_retarget.names import SPLITS
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+from hf_retarget.words import number, percent, shorten_names
 
 if TYPE_CHECKING:
-    from hf_retarget.pipeline.plane_result import PlaneResult
+    from hf_retarget.landscape.result import PlaneResult
     from hf_retarget.recipe import Recipe
 
 _EXAMPLE = """\b
@@ -66,8 +66,6 @@ _OPTIONS = {"bn_batches": "port.bn_batches", "batch_size": "port.batch_size", "s
     metavar="FILE",
     help="Permutation graph that a permutation belongs to (traced if not given).",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in DIR that was interrupted.")
-@click.option("--overwrite", is_flag=True, help="Replace the pictures in DIR.")
 @output_options
 @model_options
 @run_options
@@ -97,8 +95,8 @@ def plane(
     changes = {key: options.pop(name) for name, key in _OPTIONS.items()}
     recipe = recipe.override(**{key: value for key, value in changes.items() if value is not None})
     with status("starting"):
-        from hf_retarget.pipeline.plane import plane
-        from hf_retarget.pipeline.plane_result import PlaneResult
+        from hf_retarget.landscape.plane import plane
+        from hf_retarget.landscape.result import PlaneResult
     folder = out or Path(report or "") / "plane"
     with resumable(), watch(quiet) as progress:
         try:
@@ -132,10 +130,8 @@ def read_models(texts: tuple[str, ...]) -> dict[str, str]:
         >>> read_models(("plain=runs/retuned", "runs/ported/"))
         {'plain': 'runs/retuned', 'ported': 'runs/ported/'}
     """
-    from hf_retarget.pipeline.plane import name_references
-
     pairs = [_split(text) for text in texts]
-    names = name_references([reference for _, reference in pairs])
+    names = shorten_names([reference for _, reference in pairs])
     named = [given or found for (given, _), found in zip(pairs, names, strict=True)]
     for name in named:
         if named.count(name) > 1:
@@ -167,8 +163,6 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _print(result: PlaneResult, out: Path) -> None:
-    from hf_retarget.report.page import number, percent
-
     figures = result.figures
     data = figures["data"]
     rows: list[tuple[str, ...]] = [

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, output_options, resumable, run_options
-from hf_retarget.cli.port import describe_command, print_table
+from hf_retarget.cli.options import debug_option, lock_option, model_options, resumable, run_options
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
-from hf_retarget.cli.show import echo, echo_json
+from hf_retarget.cli.show import describe_command, echo, echo_json, print_table
+from hf_retarget.contenders import contenders
+from hf_retarget.words import percent
 
 if TYPE_CHECKING:
-    from hf_retarget.pipeline.port_all import Outcome, PortedAll
+    from hf_retarget.porting.port_all import Outcome, PortedAll
     from hf_retarget.recipe import Recipe
 
 _EXAMPLE = """\b
@@ -57,7 +58,7 @@ A models file is a list of models, with data and options of their own where need
     help="Keep the gradients of the old side there, for ports to other bases.",
 )
 @click.option("--overwrite", is_flag=True, help="Port again what is there already.")
-@output_options
+@lock_option
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
@@ -77,14 +78,14 @@ def port_all(
 ) -> None:
     """Port every fine-tuning of an old base to a new one, each into a folder of its own below DIR.
 
-    One that fails does not stop the rest. The same command goes on where it was interrupted, and skips what is
+    One that fails does not stop the rest. The same command continues where it was interrupted, and skips what is
     finished. Exits with 1 if any failed.
     """
     if not (models or models_file):
         raise click.UsageError("Missing option '--models' or '--models-file'.")
     with status("starting"):
-        from hf_retarget.pipeline.port_all import port_all
-    with resumable("; the same command goes on"), watch(quiet) as progress:
+        from hf_retarget.porting.port_all import port_all
+    with resumable("; the same command continues"), watch(quiet) as progress:
         done = port_all(
             models=[*models, *more],
             models_file=models_file,
@@ -103,7 +104,9 @@ def port_all(
 
 
 def _print(done: PortedAll) -> None:
-    print_table(("model", "port", "naive", "control", "permutation", "result"), [_row(each) for each in done.outcomes])
+    shown = [each for each in contenders() if each.drawn and any(each.name in one.top1 for one in done.outcomes)]
+    columns = ("model", *(each.short for each in shown), "permutation", "result")
+    print_table(columns, [_row(each, [one.name for one in shown]) for each in done.outcomes])
     echo()
     for each in done.failed:
         echo(f"{each.model}: {each.error}")
@@ -111,12 +114,8 @@ def _print(done: PortedAll) -> None:
     echo(f"{ported} of {len(done.outcomes)} ported, in {done.out}")
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
-    def percent(*names: str) -> str:
-        found = next((outcome.top1[name] for name in names if name in outcome.top1), None)
-        return "–" if found is None else f"{found:.1%}"
-
+def _row(outcome: Outcome, names: list[str]) -> tuple[str, ...]:
     permutation = f"of {outcome.permutation_from}" if outcome.permutation_from else "own"
     words = {"ported": "ported", "there": "there already", "failed": "failed"}[outcome.status]
-    figures = (percent("finetuned", "port"), percent("naive"), percent("control"))
+    figures = (percent(outcome.top1.get(name)) for name in names)
     return outcome.model, *figures, "–" if outcome.status == "failed" else permutation, words

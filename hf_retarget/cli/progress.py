@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import ProgressColumn, Task
 
-    from hf_retarget.progress import Progress
+    from hf_retarget.run import Progress
 
 T = TypeVar("T")
 

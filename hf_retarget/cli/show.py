@@ -1,17 +1,31 @@
-"""What a command prints: plain text on stdout or stderr, one JSON document, and no control characters of strangers."""
+"""What a command prints: text, tables and JSON, without control characters from other people's files."""
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.files import to_json
+from hf_retarget.document import describe_result
+from hf_retarget.files import to_json, write_text
 from hf_retarget.untrusted import plain
+from hf_retarget.words import number, percent
+
+if TYPE_CHECKING:
+    from hf_retarget.document import PortDocument, StepFigures
+    from hf_retarget.recipe import Recipe
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+Row = tuple[str, ...]
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text; names from files of strangers may hold terminal escapes, which become visible.
+    """Print text; terminal escapes in names become visible.
 
     Example:
         >>> echo("class \\x1b[31mcat")
@@ -23,3 +37,98 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 def echo_json(content: Any) -> None:
     """Print one JSON document."""
     click.echo(to_json(content))
+
+
+def echo_rows(rows: Sequence[Row], width: int = 10) -> None:
+    """Print names and what there is to say about each, one a line."""
+    for name, words in rows:
+        echo(f"{name:<{width}} {words}")
+
+
+def print_table(columns: Row, rows: Sequence[Row], names: int = 1) -> None:
+    """Print a table, with lines on a terminal and plainly elsewhere; the first `names` columns are text."""
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for place, column in enumerate(columns):
+            table.add_column(column.upper(), justify="left" if place < names else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        Console(highlight=False).print(table)
+        return
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for row in (tuple(column.upper() for column in columns), *rows):
+        cells = (
+            cell.ljust(width) if place < names else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        echo("  ".join(cells))
+
+
+def print_curves(document: PortDocument) -> None:
+    """Print, to a person who watches, the validation accuracy of each contender step by step."""
+    shown = [each for each in document.table if each.steps]
+    width = max((len(each.row.short) for each in shown), default=0)
+    for each in shown:
+        words = f"best {percent(each.validation)} on validation, {len(each.steps)} steps"
+        echo(f"{each.row.short:<{width}}  {sparkline(each.steps)}  {words}", err=True)
+
+
+def sparkline(steps: Sequence[StepFigures]) -> str:
+    """Accuracies from 0 to 1 as bars, one for each step."""
+    return "".join(_BARS[round(step.top1 * (len(_BARS) - 1))] for step in steps)
+
+
+def print_scores(document: PortDocument) -> None:
+    """Print the test scores of all contenders as a table."""
+    five = any(each.test.top5 is not None for each in document.contenders)
+    columns = ("on the test images", "top-1", *(("top-5",) if five else ()), "loss")
+    rows = [
+        (
+            describe_result(each, document),
+            percent(each.test.top1),
+            *((percent(each.test.top5),) if five else ()),
+            number(each.test.loss),
+        )
+        for each in document.table
+    ]
+    print_table(columns, rows)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file, wholly or not at all, and say so to a person who watches."""
+    write_text(path, text)
+    if sys.stderr.isatty():
+        echo(f"Wrote {path}", err=True)
+
+
+def describe_data(folder: Path, recipe: Recipe) -> str:
+    """A finished folder and the data it was made with, as arguments of the next command.
+
+    The recipe in the folder has only the last part of a path, so that it can be published.
+    """
+    from hf_retarget.publish.contents import shorten_path
+
+    place, reference = shlex.quote(str(folder)), recipe.data.reference
+    here = f" --data-reference {shlex.quote(reference)}" if shorten_path(reference) != reference else ""
+    return f"{place} --data {place}/recipe.yaml{here}"
+
+
+def describe_command(arguments: list[str]) -> str:
+    """The command line that was given, without the token.
+
+    Example:
+        >>> describe_command(["/usr/bin/hf-retarget", "port", "--token", "hf_secret", "--token=hf_secret", "--steps=3"])
+        'hf-retarget port --steps=3'
+    """
+    kept: list[str] = []
+    skip = False
+    for each in arguments[1:]:
+        if not (skip or each == "--token" or each.startswith("--token=")):
+            kept.append(each)
+        skip = each == "--token"
+    return shlex.join(["hf-retarget", *kept])

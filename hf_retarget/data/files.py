@@ -1,24 +1,189 @@
-"""Which files a dataset of a stranger may be read from: its own, and as the Hub has them."""
+"""Datasets on disk: image folders, parquet and arrow files, saved `datasets`; only their own files are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hf_retarget.data.labels import Names
+from hf_retarget.data.tables import FORMATS, MAX_IMAGE_BYTES, TEST, TRAIN, Rows, Source, open_tables
 from hf_retarget.errors import DataError
-from hf_retarget.hub import GaveUp, ask, drop, fetch_whole, find_cause, is_trouble, is_whole
+from hf_retarget.recipe.options import DataOptions
 from hf_retarget.untrusted import read_bytes, read_json, split_card
+from hf_retarget.words import plural
 
+KINDS = {".parquet": "parquet", ".arrow": "arrow"}
 BUILDERS = ("parquet", "arrow", "imagefolder", "webdataset")
-"""What `datasets` may read images with. Of its other builders, some connect to databases or read any file."""
+"""Builders of `datasets` that may read images. Some of the others connect to databases or read any file."""
+
+
+# ---- image folders
+
+
+def open_image_folder(folder: Path) -> Source:
+    """Find splits, classes and images: `train/cat/1.jpg` or, without splits, `cat/1.jpg`."""
+    # Not load_dataset("imagefolder"): it drops the labels of a single class or of uneven depth, obeys metadata.csv and
+    # unpacks archives. Not torchvision's ImageFolder: it refuses empty classes, and reads images in another order.
+    below = _folders(folder)
+    splits = [each for each in below if each.name.casefold() in (*TRAIN, *TEST) and _folders(each)]
+    if splits and len(splits) < len(below):
+        other = next(each.name for each in below if each not in splits)
+        raise DataError(f"'{folder}' has both splits ('{splits[0].name}') and other folders ('{other}'); move them out")
+    files = {place: _files_of_classes(place) for place in splits or [folder]}
+    images = {place: [path for path in found if _is_image(path)] for place, found in files.items()}
+    if not any(images.values()):
+        flat = next((path.name for path in folder.iterdir() if path.is_file() and _is_image(path)), None)
+        if flat:
+            raise DataError(
+                f"'{folder}' has images ({flat} …) but no class folders; put those of each class into one folder"
+            )
+        raise DataError(f"there are no images in '{folder}'; put them there as 'train/cat/1.jpg' or 'cat/1.jpg'")
+    others = [path for found in files.values() for path in found if not _is_image(path)]
+    notes: tuple[str, ...] = ()
+    if others:
+        first = others[0].relative_to(folder).as_posix()
+        notes = (f"left out {plural(len(others), 'file')} in other formats than images (first: {first})",)
+    labels = {place: [path.relative_to(place).parts[0] for path in paths] for place, paths in images.items()}
+    names = tuple(sorted({label for each in labels.values() for label in each}))
+    rows = {place.name: partial(FileRows, place, images[place], labels[place], names) for place in images}
+    return Source(folder.name, rows if splits else {"train": rows[folder.name]}, notes=notes)
+
+
+@dataclass(frozen=True)
+class FileRows(Rows):
+    """Image files below a folder."""
+
+    folder: Path
+    paths: Sequence[Path]
+    labels: Sequence[str]
+    names: Names
+
+    def read(self, row: int) -> bytes:
+        return read_bytes(self.paths[row], MAX_IMAGE_BYTES)
+
+    def name(self, row: int) -> str:
+        return self.paths[row].relative_to(self.folder).as_posix()
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def _files_of_classes(folder: Path) -> list[Path]:
+    return [
+        path
+        for each in _folders(folder)
+        for path in sorted(each.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.casefold() in _suffixes()
+
+
+@cache
+def _suffixes() -> frozenset[str]:
+    from PIL import Image
+
+    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
+
+
+# ---- parquet, arrow and saved datasets
+
+
+def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source:
+    """Open parquet or arrow files, all of one kind, as one split."""
+    from datasets import load_dataset
+
+    kinds = {KINDS.get(path.suffix.casefold()) for path in paths}
+    kind = kinds.pop()
+    if kinds or kind is None:
+        raise DataError(f"'{name}' is not all parquet or all arrow files; choose files of one kind")
+    with loading(f"'{name}' cannot be read"):
+        tables = load_dataset(kind, data_files=[str(path.resolve()) for path in paths])
+    return open_tables(name, tables, options, places=tuple({path.resolve().parent for path in paths}))
+
+
+def open_table_folder(folder: Path, options: DataOptions) -> Source:
+    """Open a folder of parquet or arrow files whose names tell the splits, or one that `save_to_disk` wrote."""
+    from datasets import load_dataset_builder, load_from_disk
+
+    folder = folder.resolve()
+    saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
+    # `datasets` would join all of them; a README may describe what belongs together.
+    if not saved and not (folder / "README.md").exists() and len(several := _datasets_in(folder)) > 1:
+        raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, several[:5]))}; give one of them")
+    with loading(f"'{folder}' cannot be read"):
+        if saved:
+            _check_saved(folder)
+            tables = load_from_disk(str(folder))
+        else:
+            check_card(folder / "README.md", f"'{folder}'")
+            builder = load_dataset_builder(str(folder), name=options.config)
+            check_files(builder, lambda file: Path(file).resolve().is_relative_to(folder), str(folder))
+            builder.download_and_prepare()
+            tables = builder.as_dataset()
+    return open_tables(folder.name, tables, options, places=(folder,))
+
+
+def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
+    """Open a dataset of the package: small enough for memory, so that nothing is written to a cache."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    from datasets import Dataset
+
+    tables = {path.stem: Dataset(pq.read_table(path)) for path in sorted(folder.glob("*.parquet"))}
+    return open_tables(name, tables, options, places=())
+
+
+@contextmanager
+def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
+    """Turn any error of `datasets` into a DataError that begins with `failure`, and hide its progress bars.
+
+    Example:
+        >>> with loading("no data"):
+        ...     1 / 0
+        Traceback (most recent call last):
+        hf_retarget.errors.DataError: no data: division by zero
+    """
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    hidden = are_progress_bars_disabled()
+    if not bars:
+        disable_progress_bars()
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # its own, the Hub's, pyarrow's or the network's
+        cause: BaseException = error
+        while type(cause).__name__ == "DatasetGenerationError" and cause.__cause__ is not None:
+            cause = cause.__cause__  # this one only tells that there was an error
+        reason = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
+        raise DataError(f"{failure}: {reason[:500]}") from error
+    finally:
+        if not hidden:
+            enable_progress_bars()
+
+
+def _datasets_in(folder: Path) -> list[str]:
+    """The folders that hold tables; folders named like splits belong to the one above."""
+    files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
+    places = {path.parent.parent if path.parent.name.casefold() in (*TRAIN, *TEST) else path.parent for path in files}
+    return sorted(place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder))
+
+
+# ---- files that do not belong to a dataset are refused
 
 
 def check_card(card: Path, where: str) -> None:
-    """Refuse a README.md of a dataset that sends `datasets` to files elsewhere, before `datasets` follows it."""
+    """Refuse a README.md that leads `datasets` to files outside the dataset, before `datasets` reads it."""
     try:
         entries, _ = split_card(read_bytes(card).decode())
     except FileNotFoundError:
@@ -31,77 +196,32 @@ def check_card(card: Path, where: str) -> None:
             raise DataError(f"README.md of {where} names the data files '{pattern}', which are not its own; correct it")
 
 
-def check_saved(folder: Path) -> None:
-    """Refuse what `save_to_disk` never wrote: splits and files that lie outside of the folder."""
+def check_files(builder: Any, is_own: Callable[[str], bool], where: str) -> None:
+    """Refuse a dataset that is not read as images, or that is read from files outside it."""
+    if builder.name not in BUILDERS:
+        raise DataError(f"'{where}' is not a dataset of images: `datasets` takes it for '{builder.name}'")
+    for file in data_files(builder):
+        if not is_own(file):
+            raise DataError(f"'{where}' names the data file '{file}', which is not its own; correct its README.md")
+
+
+def data_files(builder: Any) -> list[str]:
+    """The files that `datasets` would read."""
+    return [str(file) for files in (builder.config.data_files or {}).values() for file in files]
+
+
+def _check_saved(folder: Path) -> None:
+    """Refuse what `save_to_disk` never writes: splits and files outside the folder."""
     try:
         splits = read_json(folder / "dataset_dict.json")["splits"] if (folder / "dataset_dict.json").exists() else ["."]
         for split in splits:
             place = (folder / split).resolve()
-            files = [each["filename"] for each in read_json(place / "state.json")["_data_files"]]
-            for file in files:
+            for file in [each["filename"] for each in read_json(place / "state.json")["_data_files"]]:
                 inside = (place / file).resolve()
                 if not inside.is_relative_to(folder) or inside.suffix != ".arrow":
                     raise DataError(f"'{folder}' names the data file '{file}', which is not its own; save it again")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"'{folder}' is damaged: {type(error).__name__}: {error}; save it again") from error
-
-
-def check_hub_card(name: str, revision: str | None, token: str | None) -> None:
-    """The same for a dataset of the Hub; what is wrong besides with a dataset, `datasets` words better."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-
-    def fetch() -> Path:
-        return Path(
-            ask(partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision, token=token))
-        )
-
-    try:
-        card = fetch_whole(fetch, f"README.md of dataset '{name}'")
-    except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
-        return
-    except Exception as error:
-        if isinstance(find_cause(error), GaveUp) or is_trouble(error):
-            return  # out of reach: then only what was prepared before can be loaded
-        raise
-    check_card(card, f"dataset '{name}'")
-
-
-def check_files(builder: Any, is_own: Callable[[str], bool], where: str) -> None:
-    """Refuse a dataset that would be read by other means than as images, or from files that are not its own."""
-    if builder.name not in BUILDERS:
-        raise DataError(f"'{where}' is no dataset of images: `datasets` takes it for '{builder.name}'")
-    for file in _files(builder):
-        if not is_own(file):
-            raise DataError(f"'{where}' names the data file '{file}', which is not its own; correct its README.md")
-
-
-def hub_places(name: str) -> tuple[Path, ...]:
-    """Where the files of a dataset of the Hub are on this machine: downloaded, and unpacked."""
-    import datasets
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    own = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
-    return own, Path(datasets.config.EXTRACTED_DATASETS_PATH)
-
-
-def drop_damaged(builder: Any, name: str) -> list[str]:
-    """Compare the files that a dataset was made from with the hashes of the Hub; those that differ are dropped."""
-    from huggingface_hub import try_to_load_from_cache
-
-    damaged = []
-    for file in _files(builder):
-        revision, _, path = file.removeprefix(f"hf://datasets/{name}@").partition("/")
-        found = try_to_load_from_cache(name, path, revision=revision, repo_type="dataset")
-        if isinstance(found, str) and not is_whole(Path(found)):
-            drop(Path(found))
-            damaged.append(path)
-    return damaged
-
-
-def _files(builder: Any) -> list[str]:
-    return [str(file) for files in (builder.config.data_files or {}).values() for file in files]
 
 
 def _patterns(value: Any, key: str = "") -> Iterator[str]:

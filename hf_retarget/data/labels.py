@@ -1,27 +1,29 @@
-"""Labels as they are found (numbers or names), and the numbers a model knows them by."""
+"""Labels as they are found (numbers or names), and the numbers by which a model knows them."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hf_retarget.data.rows import Rows
 from hf_retarget.errors import DataError
+from hf_retarget.words import nearest
+
+if TYPE_CHECKING:
+    from hf_retarget.data.tables import Rows
 
 Names = tuple[str, ...]
 
+MAX_CLASSES = 2**16
+"""ImageNet-21k has 21,843."""
+
 
 def number_labels(splits: Mapping[str, Rows]) -> tuple[Names | None, dict[str, Tensor]]:
-    """The label names, if there are any, and the labels of each split as numbers; the first split decides the order.
+    """Return the label names, if there are any, and the labels of each split as numbers.
 
-    Example:
-        >>> from hf_retarget.data.rows import ItemRows
-        >>> number_labels({"train": ItemRows([None] * 3, ["dog", "cat", "dog"], None)})
-        (('cat', 'dog'), {'train': tensor([1, 0, 1])})
+    The first split decides the order of the names.
     """
     found = {split: _numbers(split, rows) for split, rows in splits.items()}
     first, (names, _) = next(iter(found.items()))
@@ -29,40 +31,60 @@ def number_labels(splits: Mapping[str, Rows]) -> tuple[Names | None, dict[str, T
     for split, (own, values) in found.items():
         if names is not None and own is not None and own != names:
             used = [own[value] for value in values.unique()]
-            if strange := [name for name in used if name not in names]:
-                raise DataError(f"'{split}' has labels that '{first}' does not have: {_quote(strange)}")
+            if unknown := [name for name in used if name not in names]:
+                raise DataError(f"'{split}' has labels that '{first}' does not have: {_quote(unknown)}")
             values = torch.tensor([names.index(name) if name in names else -1 for name in own])[values]
         numbers[split] = values
     return names, numbers
 
 
-def select_classes(names: Names | None, count: int, wanted: Sequence[str]) -> Tensor:
-    """The new number of each old label if only `wanted` are kept, in this order; -1 for those that are not.
+def count_classes(names: Names | None, numbers: Mapping[str, Tensor]) -> int:
+    """Count the names or, without names, the numbers up to the highest label of all splits."""
+    count = len(names) if names else max((int(each.max()) + 1 for each in numbers.values() if len(each)), default=0)
+    if count > MAX_CLASSES:
+        raise DataError(f"there are {count:,} classes, and at most {MAX_CLASSES:,} are accepted; are these labels?")
+    return count
 
-    Labels without names are called by their numbers.
+
+def choose_labels(
+    names: Names | None, count: int, wanted: Sequence[str], model_names: Sequence[str] | None = None
+) -> tuple[Names | None, int, Tensor]:
+    """Keep the classes in `wanted`, in this order (all if empty), then number them as the model does.
+
+    Labels without names are called by their numbers. Returns the names and the number of classes, and the new number
+    of each old label (-1: left out).
 
     Example:
-        >>> select_classes(("ant", "bee", "cat"), 3, ["cat", "ant"])
-        tensor([ 1, -1,  0])
+        >>> choose_labels(("ant", "bee", "cat"), 3, ["cat", "ant"])
+        (('cat', 'ant'), 2, tensor([ 1, -1,  0]))
     """
-    known = names or tuple(str(number) for number in range(count))
-    for name in wanted:
-        if name not in known:
-            raise DataError(f"there is no class '{name}'; {suggest(name, known)}")
-    if len(set(wanted)) < len(wanted):
-        raise DataError(f"classes are named twice: {_quote([name for name in wanted if wanted.count(name) > 1])}")
-    return torch.tensor([wanted.index(name) if name in wanted else -1 for name in known])
+    known, numbers = names or tuple(map(str, range(count))), torch.arange(count)
+    if unknown := [name for name in wanted if name not in known]:
+        raise DataError(f"there is no class '{unknown[0]}'{suggest(unknown[0], known)}")
+    if twice := [name for name in wanted if wanted.count(name) > 1]:
+        raise DataError(f"classes are named twice: {_quote(twice)}")
+    if wanted:
+        numbers = torch.tensor([wanted.index(name) if name in wanted else -1 for name in known])
+        names, count = tuple(wanted) if names else None, len(wanted)
+    if model_names:
+        if names is not None:
+            numbers = match_labels(names, model_names)[numbers].where(numbers >= 0, -1)
+        elif count > len(model_names):
+            raise DataError(f"label {count - 1} is out of range: the model has {len(model_names)} labels, from 0 on")
+        names, count = tuple(model_names), len(model_names)
+    return names, count, numbers
 
 
 def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
-    """The model's number of each of the data's labels, by name; upper case and `_` or `-` for a space do not matter.
+    """Return the model's number of each label of the data, matched by name, ignoring case, `_` and `-`.
 
     Example:
         >>> match_labels(("ankle boot", "bag"), ["Bag", "Ankle_boot"])
         tensor([1, 0])
     """
+    # Not `Dataset.align_labels_with_mapping`: it lower-cases all names, also where only case tells them apart.
     ours, theirs = [_plain(name) for name in names], [_plain(name) for name in model_names]
-    if len(set(ours)) < len(names) or len(set(theirs)) < len(model_names):  # plain names do not tell them apart
+    if len(set(ours)) < len(names) or len(set(theirs)) < len(model_names):  # plain names are ambiguous
         ours, theirs = list(names), list(model_names)
     if set(ours) != set(theirs):
         only_data = [name for name, plain in zip(names, ours, strict=True) if plain not in theirs]
@@ -77,23 +99,34 @@ def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
     return torch.tensor([place[name] for name in ours])
 
 
+def check_classes(
+    name: str,
+    classes: int,
+    labels: Sequence[str] | None,
+    model: str,
+    model_classes: int,
+    advice: str = "choose the data it was tuned on, or fine-tune it first (hf-retarget finetune)",
+) -> None:
+    """Raise DataError if the data called `name` cannot have the classes of a model.
+
+    Data without label names may have fewer: the last classes need not occur in it.
+    """
+    if classes > model_classes or (classes < model_classes and labels is not None):
+        raise DataError(f"'{name}' has {classes} classes, but '{model}' tells {model_classes} apart; {advice}")
+
+
 def suggest(name: str, known: Sequence[str]) -> str:
-    """A hint for a name that is not among those known.
+    """The end of a message about an unknown name: the nearest of those known, or a list of them.
 
     Example:
-        >>> suggest("labl", ["image", "label"])
-        "did you mean 'label'?"
-        >>> suggest("x", ["image", "label"])
-        "there are 'image', 'label'"
+        >>> suggest("labl", ["image", "label"]), suggest("x", ["image", "label"])
+        ("; did you mean 'label'?", "; there are 'image', 'label'")
     """
-    near = difflib.get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {_quote(known, 12)}"
+    return nearest(name, known) or f"; there are {_quote(known, 12)}"
 
 
 def _numbers(split: str, rows: Rows) -> tuple[Names | None, Tensor]:
     labels, names = rows.labels, rows.names
-    if len(labels) != len(rows):
-        raise DataError(f"'{split}' has {len(rows)} images and {len(labels)} labels")
     if labels and all(isinstance(label, str) for label in labels):
         names = names or tuple(sorted(set(labels)))
         place = {name: number for number, name in enumerate(names)}
@@ -110,7 +143,7 @@ def _numbers(split: str, rows: Rows) -> tuple[Names | None, Tensor]:
 
 
 def _integer(label: Any) -> int | None:
-    """Also of numpy's and torch's numbers, and of floats that are whole, as pandas writes them."""
+    """Accepts numbers of numpy and torch, and floats that are whole, as pandas writes them."""
     try:
         return int(label) if not isinstance(label, str) and float(label) == int(label) else None
     except (TypeError, ValueError, OverflowError):

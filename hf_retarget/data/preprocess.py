@@ -1,4 +1,4 @@
-"""From pictures to the numbers a model was trained on: size, crop, colours, mean and deviation."""
+"""From images to the input a model was trained on: size, crop, colours, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_retarget.errors import DataError
+from hf_retarget.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MODES = {1: "L", 3: "RGB"}
-"""Input channels → PIL's name for such pictures."""
+    from hf_retarget.models import Checkpoint
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+_MODES = {1: "L", 3: "RGB"}  # input channels → PIL's name
 
 # Crops and flips, milder than timm's defaults, which are made for training from scratch over hundreds of epochs.
-AUGMENTATION: dict[str, Any] = {"scale": (0.35, 1.0), "hflip": 0.5, "color_jitter": None}
+_AUGMENTATION: dict[str, Any] = {"scale": (0.35, 1.0), "hflip": 0.5, "color_jitter": None}
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a model wants its images; the fields are named as in timm's `pretrained_cfg`.
+    """The input a model expects; the fields are named as in timm's `pretrained_cfg`, the defaults are ImageNet's.
 
     Example:
         >>> Preprocess.of({"input_size": [3, 32, 32], "crop_pct": 1.0}).input_size
@@ -35,15 +33,15 @@ class Preprocess:
     """
 
     input_size: tuple[int, int, int] = (3, 224, 224)
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bicubic"
     crop_pct: float = 0.875
     crop_mode: str = "center"
 
     @classmethod
     def of(cls, config: Mapping[str, Any], image_size: int | None = None, in_chans: int | None = None) -> Preprocess:
-        """Read it from a model's `pretrained_cfg`; what is absent there is as in timm.
+        """Read a model's `pretrained_cfg`, with timm's defaults for what it lacks.
 
         `image_size` overrides height and width, `in_chans` the number of channels: timm keeps the three of the
         pretrained weights in `pretrained_cfg` when a model is built with another number.
@@ -52,11 +50,12 @@ class Preprocess:
             >>> Preprocess.of({"mean": [0.5, 0.5, 0.5]}, image_size=28, in_chans=1).mean
             (0.5,)
         """
+        # timm's resolve_data_config fills in the same defaults, but neither adapts channels nor refuses any.
         default = cls()
         channels, height, width = config.get("input_size") or default.input_size
         channels = in_chans or channels
-        if channels not in MODES:
-            raise DataError(f"the model takes images of {channels} channels; only 1 (gray) and 3 (colour) can be made")
+        if channels not in _MODES:
+            raise DataError(f"the model takes images of {channels} channels; supported are 1 (gray) and 3 (colour)")
         if image_size is not None and image_size < 1:
             raise DataError(f"image_size is {image_size}; give the height and width of the model's input in pixels")
         return cls(
@@ -68,54 +67,43 @@ class Preprocess:
             crop_mode=config.get("crop_mode") or default.crop_mode,
         )
 
-    def transform(self, augment: bool = False) -> Callable[[Image], Tensor]:
-        """A function from one picture to one input of the model.
+    def shape(self, augment: bool = False) -> Callable[[Image], Tensor]:
+        """Return a function from one image to bytes of the right colours, size and crop, for `normalise`.
 
         Augmentation draws from the global generators of `random` and torch; `Split.batches` seeds and restores them.
 
         Example:
             >>> from PIL import Image
-            >>> Preprocess(input_size=(3, 32, 32)).transform()(Image.new("L", (50, 40))).shape
+            >>> Preprocess(input_size=(3, 32, 32)).shape()(Image.new("L", (50, 40))).shape
             torch.Size([3, 32, 32])
-        """
-        shape = self.shape(augment)
-        return lambda picture: self.normalise(shape(picture))
-
-    def shape(self, augment: bool = False) -> Callable[[Image], Tensor]:
-        """The part of `transform` that sees single pictures: colours, size and crop, to bytes.
-
-        Example:
-            >>> from PIL import Image
-            >>> Preprocess(input_size=(1, 32, 32)).shape()(Image.new("RGB", (50, 40), "white")).max()
-            tensor(255, dtype=torch.uint8)
         """
         from timm.data.transforms_factory import create_transform
 
-        options = AUGMENTATION if augment else {"crop_pct": self.crop_pct, "crop_mode": self.crop_mode}
-        bend = create_transform(
+        options = _AUGMENTATION if augment else {"crop_pct": self.crop_pct, "crop_mode": self.crop_mode}
+        by_timm = create_transform(
             self.input_size,
             is_training=augment,
             interpolation=self.interpolation,
-            mean=self.mean,  # what crop_mode 'border' fills up with
+            mean=self.mean,  # the colour that crop_mode 'border' pads with
             normalize=False,
             **options,
         )
         channels, height, width = self.input_size
-        # Pictures that have the right size already, as those of small datasets often do, need not go through timm.
+        # Images that have the right size already, as in many small datasets, do not need timm's slower transform.
         scaled = int(width / self.crop_pct), int(height / self.crop_pct)
-        untouched = scaled if scaled == (width, height) and not augment else None
+        unchanged = scaled if scaled == (width, height) and not augment else None
 
-        def shape(picture: Image) -> Tensor:
-            picture = in_mode(picture, MODES[channels])
-            if picture.size == untouched:
-                return torch.from_numpy(np.array(picture).reshape(height, width, channels)).permute(2, 0, 1)
-            tensor: Tensor = bend(picture)
+        def shape(image: Image) -> Tensor:
+            image = _in_mode(image, _MODES[channels])
+            if image.size == unchanged:
+                return torch.from_numpy(np.array(image).reshape(height, width, channels)).permute(2, 0, 1)
+            tensor: Tensor = by_timm(image)
             return tensor
 
         return shape
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """The part of `transform` that may see a whole batch at once: bytes to floats of mean 0 and deviation 1.
+        """Turn the bytes of an image or a batch into floats, minus mean, over deviation.
 
         Example:
             >>> Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3).normalise(torch.tensor([[[255]]] * 3)).flatten()
@@ -125,19 +113,31 @@ class Preprocess:
         return pixels.float().div_(255).sub_(mean).div_(std)
 
 
-def in_mode(picture: Image, mode: str) -> Image:
-    """The picture in gray ("L") or colour ("RGB").
+def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None) -> Preprocess:
+    """Choose the preprocessing of a checkpoint: from its configuration, or with the channels of its first convolution.
 
-    Example:
-        >>> from PIL import Image
-        >>> in_mode(Image.new("P", (2, 2)), "RGB").mode
-        'RGB'
+    `image_size` overrides the height and width; ModelError if the model is bound to its own.
     """
-    if picture.mode == mode:
-        return picture
-    if picture.mode.startswith("I"):  # 16 bits: PIL would cut all values above 255 instead of scaling them
-        picture = picture.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    return picture.convert(mode)
+    own = tuple(checkpoint.config.get("input_size") or ())[1:]
+    if image_size and checkpoint.config.get("fixed_input_size") and own != (image_size, image_size):
+        # Position tables and windows have the size of the images.
+        size = "×".join(map(str, own))
+        raise ModelError(
+            f"'{checkpoint.reference}' takes images of {size} only, not of {image_size}×{image_size}; "
+            "leave out the image size, or build the model for this size (timm's img_size)"
+        )
+    channels = checkpoint.options.get("in_chans")
+    if channels is None and not checkpoint.config.get("input_size"):
+        channels = next((weight.shape[1] for weight in checkpoint.weights.values() if weight.dim() == 4), None)
+    return Preprocess.of(checkpoint.config, image_size, channels)
+
+
+def _in_mode(image: Image, mode: str) -> Image:
+    if image.mode == mode:
+        return image
+    if image.mode.startswith("I"):  # 16 bits: PIL would clip values above 255 instead of scaling them
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    return image.convert(mode)
 
 
 def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:

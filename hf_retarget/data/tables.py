@@ -1,259 +1,376 @@
-"""Tables of images through `datasets`: from the Hub, from parquet and arrow files, or as Python has them already."""
+"""Labelled images as rows: of a `datasets` table or of any Python dataset; and which columns and splits to use."""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+import hashlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hf_retarget.data.files import check_card, check_files, check_hub_card, check_saved, drop_damaged, hub_places
-from hf_retarget.data.labels import suggest
-from hf_retarget.data.options import DataOptions
-from hf_retarget.data.rows import TableRows
-from hf_retarget.data.source import SPLITS, Source
+import numpy as np
+import torch
+
+from hf_retarget.data.labels import Names, suggest
 from hf_retarget.errors import DataError
-from hf_retarget.hub import GaveUp, ask, clean_token, describe_gate, explain, find_cause, token_was_refused
+from hf_retarget.recipe.options import DataOptions
+from hf_retarget.untrusted import read_bytes
 
-IMAGE_COLUMNS = ("image", "img", "images", "picture", "photo")
-LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
-KINDS = {".parquet": "parquet", ".arrow": "arrow"}
-_FOLDERS = ("imagefolder",)  # builders whose rows name files
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
+FORMATS = ("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+"""Formats that are decoded. Of the others that PIL knows, some start programs (EPS) or are not images at all."""
+MAX_IMAGE_BYTES = 256 << 20
 
-def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
-    """A dataset of the Hub, `org/name` or `org/name@revision`."""
-    name, _, revision = reference.partition("@")
-    asked, token = revision or options.revision, clean_token(token)
-    failure = f"dataset '{name}' cannot be loaded from the Hub"
-    try_loading(partial(check_hub_card, name, asked, token), failure)
-    load = partial(_load_from_hub, name, options.config, asked, token)
-    builder = try_loading(partial(ask_hub, load, name), failure, bars=sys.stderr.isatty())
-    tables = _splits_of(try_loading(builder.as_dataset, failure))
-    places = hub_places(name) if builder.name in _FOLDERS else ()  # the rows of a table must hold their pictures
-    return open_tables(name, tables, options, revision=_commit(tables) or asked, places=places)
+TRAIN = ("train", "training")
+TEST = ("test", "testing", "validation", "valid", "val", "dev")
+"""Common names of splits, best first."""
+USUAL_COLUMNS = {
+    "image": ("image", "img", "images", "picture", "photo"),
+    "label": ("label", "labels", "fine_label", "class", "target", "category"),
+}
 
-
-def find_builder(name: str, config: str | None, revision: str | None, token: str | None) -> Any:
-    """What `datasets` would load a dataset of the Hub with, before anything but its card is downloaded."""
-    from datasets import load_dataset_builder
-
-    builder = load_dataset_builder(name, name=config, revision=revision, token=token)
-    if builder.name == "cache":
-        return builder  # the Hub is out of reach: what was prepared before
-    check_files(builder, lambda file: file.startswith(f"hf://datasets/{name}@"), name)
-    return builder
+_HASH_ALL = 10_000  # up to this many images, a digest reads all of them;
+_HASH_SOME = 2_000  # beyond, about this many, evenly spaced
+_READ_AT_ONCE = 500
+_SMALL_TABLE = 64 * 2**20  # bytes
 
 
-def _load_from_hub(name: str, config: str | None, revision: str | None, token: str | None) -> Any:
-    """Download a dataset and prepare it; once more if bytes did not arrive as the Hub has them."""
-    builder = find_builder(name, config, revision, token)
-    there = Path(builder.cache_dir).exists()
-    builder.download_and_prepare()
-    if not there and drop_damaged(builder, name):
-        builder.download_and_prepare(download_mode="force_redownload")
-        if drop_damaged(builder, name):
-            raise DataError(f"files of dataset '{name}' do not have the hashes that the Hub names; try again later")
-    return builder
+class Rows(ABC):
+    """Images and their labels as they were found: numbers or names."""
+
+    labels: Sequence[Any]
+    names: Names | None
+    """The names of the labels that are numbers."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def read(self, row: int) -> bytes:
+        """Read one encoded image, or anything that differs where images differ."""
+
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """The name of a row in messages."""
+
+    def image(self, row: int) -> Image:
+        """Decode one image; raises whatever the decoder raises."""
+        return open_image(self.read(row))
+
+    def read_all(self, rows: Sequence[int]) -> list[bytes]:
+        """Read several images; empty where one cannot be read."""
+        return [read_or_empty(self.read, row) for row in rows]
 
 
-def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source:
-    """Parquet or arrow files, all of one kind, as one split."""
-    from datasets import load_dataset
+@dataclass(frozen=True)
+class Source:
+    """A dataset that was found. Its splits are opened only when they are chosen."""
 
-    kinds = {KINDS.get(path.suffix.casefold()) for path in paths}
-    kind = kinds.pop()
-    if kinds or kind is None:
-        raise DataError(f"'{name}' is not all parquet or all arrow files; choose files of one kind")
-    load = partial(load_dataset, kind, data_files=[str(path.resolve()) for path in paths])
-    tables = _splits_of(try_loading(load, f"'{name}' cannot be read"))
-    return open_tables(name, tables, options, places=tuple({path.resolve().parent for path in paths}))
+    name: str
+    splits: Mapping[str, Callable[[], Rows]]
+    revision: str | None = None
+    notes: tuple[str, ...] = ()
 
 
-def open_table_folder(folder: Path, options: DataOptions) -> Source:
-    """A folder of parquet or arrow files whose names tell the splits, or one that `save_to_disk` wrote."""
-    from datasets import load_dataset_builder, load_from_disk
-
-    folder = folder.resolve()
-    place = str(folder)
-    saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
-    # `datasets` would join them all; a README may say what belongs together.
-    if not saved and not (folder / "README.md").exists() and len(several := _datasets_in(folder)) > 1:
-        raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, several[:5]))}; give one of them")
-
-    def prepare() -> Any:
-        if saved:
-            check_saved(folder)
-            return load_from_disk(place)
-        check_card(folder / "README.md", f"'{folder}'")
-        builder = load_dataset_builder(place, name=options.config)
-        check_files(builder, lambda file: Path(file).resolve().is_relative_to(folder), str(folder))
-        builder.download_and_prepare()
-        return builder.as_dataset()
-
-    tables = _splits_of(try_loading(prepare, f"'{folder}' cannot be read"))
-    return open_tables(folder.name, tables, options, places=(folder,))
-
-
-def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
-    """A dataset of the package: small, so it is read into memory, and nothing is written to a cache.
+def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tuple[str, str | None]:
+    """Choose the split to train on, and the one to test on if there is one.
 
     Example:
-        >>> from hf_retarget.data.embedded import EMBEDDED
-        >>> len(open_embedded("fashion-mnist", EMBEDDED["fashion-mnist"], DataOptions()).splits["train"]())
-        6000
+        >>> choose_splits("pets", ["validation", "train", "extra"], DataOptions())
+        ('train', 'validation')
     """
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    from datasets import Dataset
+    for asked in (options.train_split, options.test_split):
+        if asked is not None and asked not in splits:
+            raise DataError(f"'{name}' has no split '{asked}'{suggest(asked, splits)}")
+    if options.test_split is not None and options.test_split == options.train_split:
+        raise DataError(f"'{options.test_split}' cannot be both the training and the test split; leave out one")
+    by_name = {split.casefold(): split for split in reversed(splits)}
+    train = options.train_split or next((by_name[each] for each in TRAIN if each in by_name), None)
+    if train is None and len(splits) > 1:
+        raise DataError(
+            f"'{name}' has the splits {', '.join(map(repr, splits))}; choose the one to train on "
+            "with 'train_split' (--data-train-split)"
+        )
+    train = train or splits[0]
+    found = (by_name[each] for each in TEST if each in by_name)
+    return train, options.test_split or next((split for split in found if split != train), None)
 
-    tables = {path.stem: Dataset(pq.read_table(path)) for path in sorted(folder.glob("*.parquet"))}
-    return open_tables(name, tables, options, places=())
+
+# ---- tables of `datasets`
 
 
 def open_tables(
     name: str,
-    tables: Mapping[str, Any],
+    tables: Any,
     options: DataOptions,
     *,
     revision: str | None = None,
     places: tuple[Path, ...] | None = None,
 ) -> Source:
-    """Splits that are `datasets.Dataset` already; rows may name files below `places` (anywhere, if None)."""
-    splits = {split: partial(open_rows, table, options, places) for split, table in tables.items()}
+    """Open a `datasets.Dataset`, or a mapping from the names of splits to such.
+
+    Rows may name files below `places` (anywhere, if None).
+    """
+    if not isinstance(tables, Mapping):
+        tables = {tables.split or "train": tables}
+    splits = {str(split): partial(TableRows.of, table, options, places) for split, table in tables.items()}
     return Source(name, splits, revision)
 
 
-def open_rows(table: Any, options: DataOptions, places: tuple[Path, ...] | None = None) -> TableRows:
-    """Find the columns of images and of labels."""
-    import datasets
+@dataclass(frozen=True)
+class TableRows(Rows):
+    """Rows of a `datasets.Dataset` whose image column is not decoded."""
 
-    table = table.with_format(None)
-    image, label = find_columns(table.features, options)
-    names = tuple(table.features[label].names) if isinstance(table.features[label], datasets.ClassLabel) else None
-    return TableRows(table.cast_column(image, datasets.Image(decode=False)), image, label, names, places)
+    dataset: Any
+    image_column: str
+    labels: Sequence[Any]
+    names: Names | None
+    places: tuple[Path, ...] | None
+    """Folders with the files that rows may name instead of holding an image; None if they may be anywhere."""
+
+    @classmethod
+    def of(cls, table: Any, options: DataOptions, places: tuple[Path, ...] | None) -> TableRows:
+        """Find the columns of images and of labels."""
+        import datasets
+
+        table = table.with_format(None)
+        image, label = find_columns(table.features, options)
+        labels = table.select_columns([label]).with_format("arrow")[:].column(0).to_pylist()
+        undecoded = table.cast_column(image, datasets.Image(decode=False))
+        return cls(undecoded, image, labels, label_names(table.features[label]), places)
+
+    @cached_property
+    def _cells(self) -> Sequence[Any]:
+        """The encoded images; those of a small table all at once, as reading single rows is slower than decoding."""
+        cells: Sequence[Any] = self.dataset[self.image_column]
+        return cells[:] if self.dataset.data.nbytes <= _SMALL_TABLE else cells
+
+    def read(self, row: int) -> bytes:
+        return self._read(self._cells[row])
+
+    def name(self, row: int) -> str:
+        cell = self._cells[row]
+        return f"row {row}" + (f" ({Path(cell['path']).name})" if cell and cell["path"] else "")
+
+    def read_all(self, rows: Sequence[int]) -> list[bytes]:
+        return [read_or_empty(self._read, cell) for cell in self.dataset[list(rows)][self.image_column]]
+
+    def _read(self, cell: dict[str, Any] | None) -> bytes:
+        if not cell or not (cell["bytes"] or cell["path"]):
+            raise ValueError("there is no image")
+        return cell["bytes"] or read_bytes(self._locate(cell["path"]), MAX_IMAGE_BYTES)
+
+    def _locate(self, path: str) -> Path:
+        """The file that a row names. A downloaded table must not read other files of this machine."""
+        if self.places is None:
+            return Path(path)
+        for place in self.places:
+            below = (place / path).resolve()
+            if below.is_relative_to(place.resolve()):
+                return below
+        raise ValueError("the row holds no image, but names a file outside the data")
 
 
 def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str]:
-    """The columns of images and of labels: those asked for, the only likely ones, or those with a usual name."""
+    """Find the columns of images and of labels: those asked for, the only likely ones, or those with a usual name."""
     import datasets
 
-    typed = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    raw = [name for name, feature in features.items() if _could_be_images(feature)]
-    image = _pick("image", options.image_column, list(features), [*typed, *raw], typed or raw, IMAGE_COLUMNS)
-    named = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    plain = [name for name, feature in features.items() if _could_be_labels(feature) and name != image]
-    label = _pick("label", options.label_column, list(features), [*named, *plain], named or plain, LABEL_COLUMNS)
-    return image, label
+    image = _pick("image", options.image_column, features, datasets.Image, _could_be_images)
+    return image, _pick("label", options.label_column, features, datasets.ClassLabel, _could_be_labels)
+
+
+def label_names(feature: Any) -> Names | None:
+    """The label names that a column declares."""
+    import datasets
+
+    return tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
 
 
 def _pick(
-    kind: str, asked: str | None, columns: list[str], able: list[str], likely: list[str], usual: Sequence[str]
+    kind: str, asked: str | None, features: Mapping[str, Any], declared: type, could_be: Callable[[Any], bool]
 ) -> str:
-    """The column asked for if it is able to serve; else the only likely one, or the likely one with a usual name."""
-    option = f"'{kind}_column' (--data-{kind}-column)"
+    certain = [name for name, feature in features.items() if isinstance(feature, declared)]
+    possible = [name for name, feature in features.items() if could_be(feature)]
+    columns, able, likely = list(features), [*certain, *possible], certain or possible
     if asked is not None:
         if asked not in columns:
-            raise DataError(f"there is no column '{asked}'; {suggest(asked, columns)}")
+            raise DataError(f"there is no column '{asked}'{suggest(asked, columns)}")
         if asked not in able:
             better = f"these could: {', '.join(map(repr, able))}" if able else "no other column does either"
             raise DataError(f"column '{asked}' does not hold {kind}s; {better}")
         return asked
-    if len(likely) == 1:
-        return likely[0]
-    if (column := next((name for name in usual if name in likely), None)) is not None:
-        return column
     if not likely:
         raise DataError(f"no column holds {kind}s; there are {', '.join(map(repr, columns))}")
-    raise DataError(f"several columns could hold {kind}s: {', '.join(map(repr, likely))}; choose one with {option}")
+    column = likely[0] if len(likely) == 1 else next((name for name in USUAL_COLUMNS[kind] if name in likely), None)
+    if column is None:
+        raise DataError(
+            f"several columns could hold {kind}s: {', '.join(map(repr, likely))}; "
+            f"choose one with '{kind}_column' (--data-{kind}-column)"
+        )
+    return column
 
 
 def _could_be_images(feature: Any) -> bool:
-    """Encoded images of a file that does not say so: bytes, or bytes and a path."""
+    """Whether a column may hold encoded images without declaring it: bytes, or bytes and a path."""
     if isinstance(feature, dict):
         return set(feature) == {"bytes", "path"}
     return getattr(feature, "dtype", None) in ("binary", "large_binary")
 
 
 def _could_be_labels(feature: Any) -> bool:
-    dtype = str(getattr(feature, "dtype", ""))
-    return type(feature).__name__ == "Value" and dtype.startswith(
-        ("int", "uint", "float", "bool", "string", "large_st")
-    )
+    import datasets
+
+    kinds = ("int", "uint", "float", "bool", "string", "large_string")
+    return isinstance(feature, datasets.Value) and feature.dtype.startswith(kinds)
 
 
-def _datasets_in(folder: Path) -> list[str]:
-    """The folders that hold tables, but for those that are named like splits."""
-    files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
-    places = {path.parent.parent if path.parent.name.casefold() in SPLITS else path.parent for path in files}
-    return sorted(place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder))
+# ---- datasets of Python
 
 
-def _splits_of(loaded: Any) -> dict[str, Any]:
-    if isinstance(loaded, Mapping):
-        return dict(loaded)
-    return {str(loaded.split or "train"): loaded}
-
-
-def _commit(tables: Mapping[str, Any]) -> str | None:
-    """The commit that was downloaded: `datasets` names the folder in its cache after it."""
-    files = [Path(file["filename"]) for table in tables.values() for file in table.cache_files]
-    return next((file.parent.name for file in files if re.fullmatch("[0-9a-f]{40}", file.parent.name)), None)
-
-
-@contextmanager
-def _bars(shown: bool) -> Iterator[None]:
-    """`datasets` shows bars of its own, on a terminal or not; only a download is worth them, and only to a person."""
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    before = are_progress_bars_disabled()
-    if not shown:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not before:
-            enable_progress_bars()
-
-
-def ask_hub(load: Callable[[], Any], name: str) -> Any:
-    """Call `load`, again if need be; where the Hub itself is the matter, in our words.
-
-    What a dataset lacks, `datasets` words better.
+def open_items(data: Any, options: DataOptions, labels: Sequence[str] | None = None) -> Source:
+    """Open data from Python: one split, or a mapping from the names of splits to their items.
 
     Example:
-        >>> ask_hub(lambda: "dataset", "org/name")
-        'dataset'
+        >>> pairs = [(np.zeros((8, 8), np.uint8), "cat"), (np.ones((8, 8), np.uint8), "dog")]
+        >>> len(open_items({"train": pairs}, DataOptions()).splits["train"]())
+        2
     """
+    import datasets
+
+    if not isinstance(data, Mapping):
+        data = {"train": data}
+    if not data:
+        raise DataError("the mapping from splits to data is empty; give at least {'train': …}")
+    name = type(next(iter(data.values()))).__name__
+    if all(isinstance(split, datasets.Dataset) for split in data.values()):
+        return open_tables(name, data, options)
+    return Source(name, {str(split): partial(ItemRows.of, items, labels) for split, items in data.items()})
+
+
+@dataclass(frozen=True)
+class ItemRows(Rows):
+    """Items of a torch dataset or of any sequence of (image, label): PIL images, arrays or tensors."""
+
+    dataset: Any
+    labels: Sequence[Any]
+    names: Names | None
+
+    @classmethod
+    def of(cls, items: Any, names: Sequence[str] | None) -> ItemRows:
+        """Check the first item, and find the labels of all."""
+        if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
+            raise DataError(f"a {type(items).__name__} has no length or no items by number; give a map-style dataset")
+        if not len(items):
+            raise DataError(f"the {type(items).__name__} is empty")
+        try:
+            image, _ = items[0]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the items of a {type(items).__name__} are not pairs (image, label)") from error
+        as_image(image)  # an error here concerns all images
+        whole = items
+        while not names and whole is not None:  # torchvision's datasets have `classes`, a subset those of its dataset
+            names, whole = getattr(whole, "classes", None), getattr(whole, "dataset", None)
+        return cls(items, _targets(items), tuple(map(str, names)) if names else None)
+
+    def read(self, row: int) -> bytes:
+        image = self.image(row)
+        return repr((image.mode, image.size)).encode() + image.tobytes()
+
+    def name(self, row: int) -> str:
+        return f"item {row}"
+
+    def image(self, row: int) -> Image:
+        return as_image(self.dataset[row][0])
+
+
+def _targets(items: Any) -> list[Any]:
+    """The labels from `targets`, if possible: reading an item decodes its image."""
+    if hasattr(items, "dataset") and hasattr(items, "indices"):
+        whole = _targets(items.dataset)
+        return [whole[index] for index in items.indices]
+    targets = getattr(items, "targets", None)
+    if targets is not None and getattr(items, "target_transform", None) is None and len(targets) == len(items):
+        return list(targets.tolist() if hasattr(targets, "tolist") else targets)
+    return [items[number][1] for number in range(len(items))]
+
+
+# ---- images
+
+
+def open_image(content: bytes) -> Image:
+    """Decode an image and apply its EXIF orientation, as `datasets` does; raises whatever PIL raises."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if len(content) > MAX_IMAGE_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes, and at most {MAX_IMAGE_BYTES:,} are read")
     try:
-        return ask(load)
-    except Exception as error:
-        cause = find_cause(error)
-        if isinstance(cause, GaveUp) or token_was_refused(cause):
-            raise DataError(str(explain(cause, name, kind="dataset"))) from cause
-        if "is a gated dataset" in str(error):  # the cause is hidden
-            raise DataError(describe_gate(name)) from error
-        raise
+        with Image.open(io.BytesIO(content), formats=_formats()) as image:
+            ImageOps.exif_transpose(image, in_place=True)  # loads it, too
+            return image
+    except UnidentifiedImageError:
+        raise ValueError("it is not an image that can be read") from None
 
 
-def try_loading(load: Callable[[], Any], failure: str, *, bars: bool = False) -> Any:
-    """What `load` returns; whatever it raises becomes a DataError that begins with `failure`.
+@cache
+def _formats() -> tuple[str, ...]:
+    from PIL import Image
+
+    Image.init()  # registers the less common formats
+    return tuple(each for each in FORMATS if each in Image.OPEN)
+
+
+def as_image(value: Any) -> Image:
+    """Make a PIL image of a PIL image, an array (height × width × channels) or a tensor (channels × height × width).
 
     Example:
-        >>> try_loading(lambda: 1 / 0, "no data")
-        Traceback (most recent call last):
-        hf_retarget.errors.DataError: no data: division by zero
+        >>> as_image(torch.zeros(3, 2, 4)).size
+        (4, 2)
     """
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        return value
+    if isinstance(value, torch.Tensor):
+        value = (value.permute(1, 2, 0) if value.ndim == 3 else value).cpu().numpy()
+    if not isinstance(value, np.ndarray) or value.ndim not in (2, 3):
+        raise DataError(f"{_describe(value)} is not an image; give PIL images, arrays or tensors")
+    if value.dtype.kind == "f":
+        if not (value.min() >= 0 and value.max() <= 1):
+            raise DataError(
+                f"an image has values from {value.min():.3g} to {value.max():.3g}, not from 0 to 1; "
+                "give images before normalisation: the model's own is applied here"
+            )
+        value = np.round(value * 255).astype(np.uint8)  # torchvision's to_pil_image would round down
+    if value.dtype != np.uint8:
+        raise DataError(f"{_describe(value)} is not an image; give bytes from 0 to 255, or floats from 0 to 1")
+    return Image.fromarray(value[..., 0] if value.ndim == 3 and value.shape[-1] == 1 else value)
+
+
+def _describe(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    kind = f" of shape {list(shape)} and type {value.dtype}" if shape is not None else ""
+    return f"a {type(value).__name__}{kind}"
+
+
+def digest_rows(rows: Rows) -> str:
+    """Hash the images: all of them or, of a large set, some that are evenly spaced."""
+    count = len(rows)
+    picked = range(0, count, 1 if count <= _HASH_ALL else count // _HASH_SOME)
+    digest = hashlib.sha256(f"{count}".encode())
+    for start in range(0, len(picked), _READ_AT_ONCE):
+        for data in rows.read_all(picked[start : start + _READ_AT_ONCE]):
+            digest.update(hashlib.sha256(data).digest())
+    return digest.hexdigest()
+
+
+def read_or_empty(read: Callable[..., bytes], *arguments: Any) -> bytes:
+    """Return what `read` returns, or nothing if it fails: `Split` reports the error when the image is needed."""
     try:
-        with _bars(bars):
-            return load()
-    except DataError:
-        raise
-    except Exception as error:  # datasets raises its own, the Hub's, pyarrow's and the network's errors
-        told: BaseException = error
-        while type(told).__name__ == "DatasetGenerationError" and told.__cause__ is not None:
-            told = told.__cause__  # this one only says that there was an error
-        reason = " ".join(str(told).split()).rstrip(".") or type(told).__name__
-        raise DataError(f"{failure}: {reason[:500]}") from error
+        return read(*arguments)
+    except Exception:  # decoders and datasets raise errors of every kind
+        return b""

@@ -2,7 +2,14 @@
 
 from hf_retarget.graph.layout import Axis, Block, Factor, Layout
 from hf_retarget.graph.permutation import Permutation
-from hf_retarget.graph.permutation_graph import Group, PermutationGraph, PinnedAxis, UnknownOperator
+from hf_retarget.graph.permutation_graph import (
+    Group,
+    PermutationGraph,
+    PinnedAxis,
+    UnknownOperator,
+    load_permutation,
+    pin_tables,
+)
 
 __all__ = [
     "Axis",
@@ -14,4 +21,6 @@ __all__ = [
     "PermutationGraph",
     "PinnedAxis",
     "UnknownOperator",
+    "load_permutation",
+    "pin_tables",
 ]

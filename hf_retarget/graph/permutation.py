@@ -43,9 +43,23 @@ class Permutation:
 
     __hash__ = None  # type: ignore[assignment]  # tensors inside: equal, but not hashable
 
-    def __repr__(self) -> str:
+    @property
+    def moved(self) -> float:
+        """The share of neurons that it moves.
+
+        Example:
+            >>> Permutation("", {"hidden": torch.tensor([1, 0, 2, 3])}).moved
+            0.5
+        """
+        moved, total = self._count()
+        return moved / total if total else 0.0
+
+    def _count(self) -> tuple[int, int]:
         moved = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in self.indices.values())
-        total = sum(index.numel() for index in self.indices.values())
+        return moved, sum(index.numel() for index in self.indices.values())
+
+    def __repr__(self) -> str:
+        moved, total = self._count()
         return (
             f"Permutation({len(self.indices)} groups, {moved} of {total} indices moved, graph {self.fingerprint[:12]})"
         )

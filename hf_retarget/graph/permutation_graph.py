@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import GraphMismatchError, PermutationError, TensorMismatchError
 from hf_retarget.files import write_text
 from hf_retarget.graph.layout import Axis, Block, Factor, Layout
 from hf_retarget.graph.permutation import Permutation
+from hf_retarget.names import GRAPH, PERMUTATION
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 _FORMAT = "hf-retarget/permutation-graph/1"
@@ -315,3 +318,106 @@ def _layout(shape: list[int], blocks: list[Any]) -> Layout:
 def _factor(entry: list[Any]) -> Factor:
     size, stride, dim, group, outer = entry
     return Factor(size, stride, dim, group, tuple(outer))
+
+
+# ---- tables that stay in order
+
+
+def pin_tables(graph: PermutationGraph, model: nn.Module) -> tuple[PermutationGraph, tuple[str, ...]]:
+    """The graph with the groups pinned that act on fixed tables of the model, and the names of these groups."""
+    held = find_tables(graph, model)
+    return pin_groups(graph, held) if held else graph, held
+
+
+def find_tables(graph: PermutationGraph, model: nn.Module) -> tuple[str, ...]:
+    """The groups that act on a fixed table, such as the periods of rotary positions.
+
+    A ported model has the new base's tables, so the delta must stay in their order. BatchNorm statistics are no such
+    tables, because they are re-estimated; nor is a buffer whose numbers are all the same.
+    """
+    statistics = {
+        f"{where}.{name}" if where else name
+        for where, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name, _ in module.named_buffers(recurse=False)
+    }
+    found: set[str] = set()
+    for name, buffer in model.named_buffers():
+        fixed = buffer.is_floating_point() and name not in statistics and name in graph.layouts
+        if fixed and bool((buffer != buffer.flatten()[:1]).any()):
+            found |= {factor.group for block in graph.layouts[name].blocks for factor in block.factors if factor.group}
+    return tuple(group.name for group in graph.groups if group.name in found)
+
+
+def pin_groups(graph: PermutationGraph, names: Collection[str]) -> PermutationGraph:
+    """The same graph with some groups pinned; blocks that one of them permuted stay in order and keep their insides."""
+    pinned = [
+        PinnedAxis(axis, "constant", "a table that the new base keeps")
+        for group in graph.groups
+        if group.name in names
+        for axis in group.axes
+    ]
+    groups = tuple(
+        replace(group, outer=tuple(None if each in names else each for each in group.outer))
+        for group in graph.groups
+        if group.name not in names
+    )
+    layouts = {
+        name: Layout(layout.shape, tuple(_still(block, names) for block in layout.blocks))
+        for name, layout in graph.layouts.items()
+    }
+    return replace(graph, groups=groups, layouts=layouts, pinned=(*graph.pinned, *pinned))
+
+
+def _still(block: Block, names: Collection[str]) -> Block:
+    def still(factor: Factor) -> Factor:
+        return factor._replace(group=None, outer=()) if factor.group in names else factor
+
+    return block._replace(factors=tuple(map(still, block.factors)))
+
+
+# ---- permutations that were found before
+
+
+def load_permutation(path: str | Path, graph: PermutationGraph) -> Permutation:
+    """Read a permutation for a graph, from its file or the folder of a port; the number of classes may differ.
+
+    One that belongs to another graph is returned as it is: applying it raises an error.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= PERMUTATION
+    permutation = Permutation.load(path)
+    beside = path.with_name(GRAPH)
+    if permutation.fingerprint != graph.fingerprint and beside.is_file():
+        made_for = PermutationGraph.load(beside)
+        if made_for.fingerprint == permutation.fingerprint and _act_alike(made_for, graph):
+            return Permutation(graph.fingerprint, permutation.indices)
+    return permutation
+
+
+def _act_alike(one: PermutationGraph, other: PermutationGraph) -> bool:
+    """Whether permutations of two graphs do the same: equal groups, and layouts that differ only in pinned sizes."""
+    if one.groups != other.groups or one.tied != other.tied or one.layouts.keys() != other.layouts.keys():
+        return False
+    return all(_alike(layout, other.layouts[name]) for name, layout in one.layouts.items())
+
+
+def _alike(one: Layout, other: Layout) -> bool:
+    if one == other:
+        return True
+    if len(one.blocks) != len(other.blocks) or len(one.shape) != len(other.shape):
+        return False
+    return all(
+        np.unravel_index(ours.offset, one.shape) == np.unravel_index(theirs.offset, other.shape)
+        and _permute_alike(ours.factors, theirs.factors)
+        for ours, theirs in zip(one.blocks, other.blocks, strict=True)
+    )
+
+
+def _permute_alike(ours: Sequence[Factor], theirs: Sequence[Factor]) -> bool:
+    # The stride of a factor may change with the size of a pinned one behind it; what it permutes does not.
+    return len(ours) == len(theirs) and all(
+        (a.dim, a.group, a.outer) == (b.dim, b.group, b.outer) and (a.group is None or a.size == b.size)
+        for a, b in zip(ours, theirs, strict=True)
+    )

@@ -1,7 +1,6 @@
 """Looking at a permutation graph: as a table, a picture, a page, or JSON."""
 
-from hf_retarget.inspection.page import draw_page
-from hf_retarget.inspection.picture import draw_fit, draw_picture
+from hf_retarget.inspection.picture import draw_fit, draw_page, draw_picture
 from hf_retarget.inspection.summary import GroupSummary, PinnedSummary, Summary, summarise
 from hf_retarget.inspection.table import print_summary
 

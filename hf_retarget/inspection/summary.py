@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.inspection.folding import Run, repeated_blocks
+from hf_retarget.inspection.blocks import Repeat, repeated_blocks
 from hf_retarget.inspection.roles import Role, roles
 
 if TYPE_CHECKING:
-    from hf_retarget.graph import Group, PermutationGraph
+    from hf_retarget.graph import PermutationGraph
 
 _FORMAT = "hf-retarget/inspect/1"
 
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """One group: its role, its size, and how much of the model it reaches."""
+    """One group: its role, its size, its axes, and the number of parameters it permutes."""
 
     name: str
     role: Role
@@ -40,33 +42,28 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class PinnedSummary:
-    """All axes that are pinned for one reason, with one of them as an example."""
+    """All axes that are pinned for one reason, and where the first of them is."""
 
     reason: str
     axes: tuple[str, ...]
     where: str
 
-    @property
-    def count(self) -> int:
-        """How many axes."""
-        return len(self.axes)
-
 
 @dataclass(frozen=True)
 class Summary:
-    """What a permutation graph says about a model."""
+    """The figures of one permutation graph."""
 
     model: str
     fingerprint: str
     tensors: int
     parameters: int
-    share_one: float
-    share_two: float
+    share_on_one_free_axis: float
+    share_on_two_free_axes: float
     groups: tuple[GroupSummary, ...]
     pinned: tuple[PinnedSummary, ...]
     unknown_operators: tuple[str, ...]
-    tied: tuple[tuple[str, str], ...]
-    runs: tuple[Run, ...]
+    tied: Mapping[str, str]
+    repeats: tuple[Repeat, ...]
 
     @property
     def per_block(self) -> int:
@@ -75,61 +72,53 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, for ``hf-retarget inspect --json``."""
-        groups = [asdict(group) | {"role": group.role.value} for group in self.groups]
-        return {
-            "format": _FORMAT,
-            "model": self.model,
-            "fingerprint": self.fingerprint,
-            "tensors": self.tensors,
-            "parameters": self.parameters,
-            "share_on_one_free_axis": self.share_one,
-            "share_on_two_free_axes": self.share_two,
-            "groups": groups,
-            "pinned": [asdict(pinned) for pinned in self.pinned],
-            "unknown_operators": list(self.unknown_operators),
-            "tied": dict(self.tied),
-        }
+        document = {"format": _FORMAT} | asdict(self)
+        del document["repeats"]
+        return document
 
 
 def summarise(graph: PermutationGraph, model: str) -> Summary:
     """The figures of one graph; `model` is the name under which they are shown."""
     role_of = roles(graph)
-    touched = _parameters_touched(graph)
+    permutes: Counter[str] = Counter()
+    for name in graph.parameters:
+        for block in graph.layouts[name].blocks:
+            elements = math.prod(factor.size for factor in block.factors)
+            permutes.update(
+                dict.fromkeys((factor.group for factor in block.factors if factor.group is not None), elements)
+            )
+    groups = (
+        GroupSummary(
+            group.name,
+            role_of[group.name],
+            group.size,
+            group.blocks,
+            group.outer,
+            tuple(map(str, group.axes)),
+            permutes[group.name],
+        )
+        for group in graph.groups
+    )
     return Summary(
         model=model,
         fingerprint=graph.fingerprint,
         tensors=len(graph.layouts),
         parameters=sum(math.prod(graph.layouts[name].shape) for name in graph.parameters),
-        share_one=graph.share(1),
-        share_two=graph.share(2),
-        groups=tuple(_group(group, role_of[group.name], touched.get(group.name, 0)) for group in graph.groups),
-        pinned=_pinned(graph),
-        unknown_operators=tuple(dict.fromkeys(str(unknown) for unknown in graph.unknown_operators)),
-        tied=tuple(graph.tied.items()),
-        runs=repeated_blocks(graph),
+        share_on_one_free_axis=graph.share(1),
+        share_on_two_free_axes=graph.share(2),
+        groups=tuple(groups),
+        pinned=_summarise_pinned(graph),
+        unknown_operators=tuple(dict.fromkeys(map(str, graph.unknown_operators))),
+        tied=dict(graph.tied),
+        repeats=repeated_blocks(graph),
     )
 
 
-def _group(group: Group, role: Role, parameters: int) -> GroupSummary:
-    axes = tuple(str(axis) for axis in group.axes)
-    return GroupSummary(group.name, role, group.size, group.blocks, group.outer, axes, parameters)
-
-
-def _parameters_touched(graph: PermutationGraph) -> dict[str, int]:
-    touched: dict[str, int] = {}
-    for name in graph.parameters:
-        for block in graph.layouts[name].blocks:
-            elements = math.prod(factor.size for factor in block.factors)
-            for group in {factor.group for factor in block.factors if factor.group is not None}:
-                touched[group] = touched.get(group, 0) + elements
-    return touched
-
-
-def _pinned(graph: PermutationGraph) -> tuple[PinnedSummary, ...]:
-    axes: dict[str, list[str]] = {}
+def _summarise_pinned(graph: PermutationGraph) -> tuple[PinnedSummary, ...]:
+    axes: dict[str, dict[str, None]] = {}
     where: dict[str, str] = {}
     for pinned in graph.pinned:
-        axes.setdefault(pinned.reason, []).append(str(pinned.axis))
+        axes.setdefault(pinned.reason, {})[str(pinned.axis)] = None
         where.setdefault(pinned.reason, pinned.where)
-    ordered = sorted(axes, key=lambda reason: -len(set(axes[reason])))
-    return tuple(PinnedSummary(reason, tuple(dict.fromkeys(axes[reason])), where[reason]) for reason in ordered)
+    ordered = sorted(axes, key=lambda reason: -len(axes[reason]))
+    return tuple(PinnedSummary(reason, tuple(axes[reason]), where[reason]) for reason in ordered)

@@ -15,14 +15,13 @@ import torch
 from accelerate import Accelerator, PartialState
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hf_retarget.devices import from_main_process
 from hf_retarget.errors import MatchError, NotFiniteError
-from hf_retarget.files import load_tensors, save_tensors
+from hf_retarget.files import load_tensors, lock_entry, save_tensors
 from hf_retarget.graph.trace import clear_caches
-from hf_retarget.locks import lock_entry
-from hf_retarget.progress import SILENT, Progress
+from hf_retarget.run import SILENT, Progress, Run, from_main_process
 
 Batch = tuple[Any, Tensor]
 """Inputs and labels."""
@@ -118,6 +117,29 @@ class Gradients:
 
     def _precision(self) -> AbstractContextManager[Any]:
         return self.accelerator.autocast() if self.accelerator else nullcontext()
+
+
+@dataclass(frozen=True)
+class StepGradients:
+    """Gradients on the minibatches of a step: the same images, whichever side asks."""
+
+    model: nn.Module
+    batches: Callable[[int], Iterable[Batch]]
+    """The minibatches of a step, counted from 1."""
+    count: int
+    """How many there are in a step."""
+    micro_batch: int | None
+    run: Run
+
+    def __call__(self, weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """The gradient of the loss at some weights."""
+        run = self.run
+        with run.clock.stage("images"):
+            batches = self.batches(step)
+        model = self.model.to(run.accelerator.device)
+        with run.clock.stage("gradients"):
+            compute = Gradients(model, cross_entropy, self.micro_batch, run.accelerator, run.progress)
+            return compute(weights, batches, self.count)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""The methods: each takes a problem and the state after s − 1 steps, and returns the state after s."""
+"""The methods: each takes a problem and the state after s − 1 steps, and returns the state after s.
+
+They are registered in `hf_retarget/contenders.py`. A state is used up by the next step: its stacks grow in place, since
+two copies of them may not fit into memory.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_retarget.contenders import find_contender, method_names
 from hf_retarget.errors import MatchError
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
@@ -20,28 +25,16 @@ from hf_retarget.matching.trajectory import transplant
 
 Method = Callable[[Problem, State], State]
 
-METHODS: dict[str, Method] = {}
-
-
-def method(name: str) -> Callable[[Method], Method]:
-    """Register a method under the name by which recipes and the command line know it."""
-
-    def register(function: Method) -> Method:
-        if name in METHODS:
-            raise MatchError(f"there is a method '{name}' already")
-        METHODS[name] = function
-        return function
-
-    return register
-
 
 def run(name: str, problem: Problem, state: State | None = None) -> Iterator[State]:
     """Run a method step by step, from the beginning or from where a saved state left off."""
-    if name not in METHODS:
-        raise MatchError(f"unknown method '{name}'; choose one of {', '.join(sorted(METHODS))}")
+    if name not in method_names():
+        raise MatchError(f"unknown method '{name}'; choose one of {', '.join(method_names())}")
+    row = find_contender(name)
+    step: Method = row.resolve(row.step)
     state = begin(problem) if state is None else state
     while state.step < problem.trajectory.steps:
-        state = METHODS[name](problem, state)
+        state = step(problem, state)
         yield state
 
 
@@ -80,7 +73,6 @@ def _cosines(problem: Problem, state: State, found: Match, target: Tensors, sour
     return Cosines(cosine(target, source), unseen, moved(found.permutation))
 
 
-@method("fgmt")
 def fgmt(problem: Problem, state: State) -> State:
     """Fast gradient matching along the trajectory: one new pair of gradients a step, all pairs matched."""
     step = state.step + 1
@@ -90,7 +82,6 @@ def fgmt(problem: Problem, state: State) -> State:
     return _port(problem, state, found, _cosines(problem, state, found, target, source))
 
 
-@method("gmt")
 def gmt(problem: Problem, state: State) -> State:
     """Gradient matching along the trajectory: every step takes all gradients anew, where the permutation now leads."""
     stacks = problem.new_stacks()
@@ -103,7 +94,6 @@ def gmt(problem: Problem, state: State) -> State:
     return _port(problem, replace(state, stacks=stacks), found, _cosines(problem, state, found, target, source))
 
 
-@method("fgmt-sign")
 def fgmt_sign(problem: Problem, state: State) -> State:
     """FGMT, but of each step only the entries that go downhill for the target are taken."""
     step = state.step + 1
@@ -114,7 +104,6 @@ def fgmt_sign(problem: Problem, state: State) -> State:
     return _state(step, weights, state.stacks, found, _cosines(problem, state, found, downhill, source))
 
 
-@method("naive-sign")
 def naive_sign(problem: Problem, state: State) -> State:
     """The identity, but of each step only the entries that go downhill: what the mask alone makes of `fgmt-sign`."""
     step, identity = state.step + 1, problem.graph.identity()
@@ -132,13 +121,11 @@ def _agreeing(move: Tensor, gradient: Tensor | None) -> Tensor:
     return move if gradient is None else torch.where(torch.sign(move) == -torch.sign(gradient), move, 0.0)
 
 
-@method("naive")
 def naive(problem: Problem, state: State) -> State:
     """The identity: add the fine-tuning as it is."""
     return _port(problem, state, Match(problem.graph.identity(), 0.0, ()))
 
 
-@method("oracle")
 def oracle(problem: Problem, state: State) -> State:
     """The permutation between the fine-tuning and the real fine-tuning of the target, for those who have it."""
     if problem.tuned_target is None:
@@ -147,13 +134,11 @@ def oracle(problem: Problem, state: State) -> State:
     return _once(problem, state, real, problem.trajectory.delta(problem.trajectory.steps))
 
 
-@method("rebasin")
 def rebasin(problem: Problem, state: State) -> State:
     """The permutation between the weights of the two bases (Git Re-Basin)."""
     return _once(problem, state, problem.target, problem.source)
 
 
-@method("permuted-source")
 def permuted_source(problem: Problem, state: State) -> State:
     """The tuned source itself, permuted as FGMT finds it: what the target's own weights add is the difference."""
     before = problem.trajectory.delta(state.step)

@@ -18,7 +18,7 @@ from hf_retarget.matching.fit import Cosines
 from hf_retarget.matching.gradients import GradientCache
 from hf_retarget.matching.objective import Compression, Piece, Stacks
 from hf_retarget.matching.trajectory import Trajectory, same_tensors
-from hf_retarget.progress import SILENT, Progress
+from hf_retarget.run import SILENT, Progress
 
 Tensors = Mapping[str, Tensor]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
-from torch.nn.modules.conv import _ConvNd
+import torch
+from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
 
 def classifier_names(model: nn.Module, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """The parameters of a model's classifier: as timm's configuration says, as the model says, or the last layer.
+    """The parameters of a model's classifier, from timm's configuration, from the model itself, or of the last layer.
 
     Example:
         >>> classifier_names(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
@@ -21,14 +23,14 @@ def classifier_names(model: nn.Module, config: Mapping[str, Any] | None = None) 
     names = [name for name, _ in model.named_parameters()]
     if config is None:
         config = getattr(model, "pretrained_cfg", None) or {}
-    for modules in (configured_modules(config), _told(model), _last(model)):
+    for modules in (configured_modules(config), _announced(model), _last(model)):
         if found := under(modules, names):
             return found
     return ()
 
 
 def under(modules: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the tensors that belong to one of the modules.
+    """The tensors that belong to one of the modules.
 
     Example:
         >>> under(["head"], ["stem.weight", "head.weight", "header.weight"])
@@ -39,32 +41,27 @@ def under(modules: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
 
 
 def configured_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that timm's configuration names as the classifier: none, one, or several if the model is distilled.
-
-    Example:
-        >>> configured_modules({"classifier": ("head", "head_dist")})
-        ('head', 'head_dist')
-    """
+    """The modules that timm's configuration names as the classifier: several if it is distilled."""
     named = config.get("classifier") or ()
     return (named,) if isinstance(named, str) else tuple(named)
 
 
 def count_classes(model: nn.Module) -> int:
-    """How many classes a model tells apart; 0 if it has no classifier.
+    """How many classes a model has; 0 without a classifier.
 
     Example:
         >>> count_classes(nn.Linear(4, 3))
         3
     """
-    said = getattr(model, "num_classes", None)
-    if isinstance(said, int):
-        return said
+    announced = getattr(model, "num_classes", None)
+    if isinstance(announced, int):
+        return announced
     weights = [model.get_parameter(name) for name in classifier_names(model)]
     return max((len(weight) for weight in weights if weight.dim() > 1), default=0)
 
 
 def resize_classifier(model: nn.Module, num_classes: int) -> nn.Module:
-    """Give a model a new, freshly initialised classifier, in place, unless it has the right size already.
+    """Give a model a freshly initialised classifier, in place, unless it has the right size already.
 
     Example:
         >>> resize_classifier(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 5)[-1]
@@ -85,40 +82,62 @@ def resize_classifier(model: nn.Module, num_classes: int) -> nn.Module:
     if not name:
         raise ModelError(f"{type(model).__name__} is a single layer; wrap it into a module to change its classes")
     parent = model.get_submodule(where)
-    setattr(parent, name, _like(getattr(parent, name), num_classes))
+    setattr(parent, name, _resized(getattr(parent, name), num_classes))
     return model
 
 
-def _told(model: nn.Module) -> tuple[str, ...]:
-    """What timm's models return from `get_classifier`, by name; nothing for other models."""
+def check_shapes(model: nn.Module, input_size: tuple[int, ...], classes: int) -> None:
+    """Run the model once, on zeros, so that a wrong image size shows before long work begins.
+
+    Example:
+        >>> check_shapes(nn.Flatten(), (1, 2, 2), classes=4)
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(1, *input_size, device=device))
+    except Exception as error:  # whatever the model's own code raises
+        fact = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise ModelError(
+            f"the model cannot take images of {'×'.join(map(str, input_size))}: {fact}; set the size with "
+            "--data-image-size (a model from Python may have it in pretrained_cfg = {'input_size': (channels, height, "
+            "width)})"
+        ) from error
+    finally:
+        for module, training in modes:
+            module.training = training
+    shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if shape != [1, classes]:
+        raise ModelError(f"the model answers one image with {shape}, not with one number for each of {classes} classes")
+
+
+def _announced(model: nn.Module) -> tuple[str, ...]:
+    """The names of what timm's models return from `get_classifier`."""
     if not callable(get := getattr(model, "get_classifier", None)):
         return ()
-    told = get()
-    wanted = {id(each) for each in (told if isinstance(told, (tuple, list)) else [told])}
+    found = get()
+    wanted = {id(each) for each in (found if isinstance(found, (tuple, list)) else [found])}
     return tuple(name for name, module in model.named_modules() if name and id(module) in wanted)
 
 
 def _last(model: nn.Module) -> tuple[str, ...]:
     """The last linear or convolutional layer, with as many outputs as there are classes if that is known."""
     classes = getattr(model, "num_classes", None)
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, (nn.Linear, _ConvNd))]
-    if isinstance(classes, int):
-        layers = [(name, module) for name, module in layers if len(module.weight) == classes]
-    return (layers[-1][0],) if layers else ()
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, *_CONVOLUTIONS))
+        and (not isinstance(classes, int) or len(module.weight) == classes)
+    ]
+    return tuple(names[-1:])
 
 
-def _like(layer: nn.Module, outputs: int) -> nn.Module:
+def _resized(layer: nn.Module, outputs: int) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, outputs, bias=layer.bias is not None)
-    if isinstance(layer, _ConvNd) and layer.groups == 1:
+    if isinstance(layer, _CONVOLUTIONS) and layer.groups == 1:
         kind: Any = type(layer)
-        return kind(  # type: ignore[no-any-return]
-            layer.in_channels,
-            outputs,
-            layer.kernel_size,
-            layer.stride,
-            layer.padding,
-            dilation=layer.dilation,
-            bias=layer.bias is not None,
-        )
+        places = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        return kind(layer.in_channels, outputs, *places, bias=layer.bias is not None)  # type: ignore[no-any-return]
     raise ModelError(f"a classifier of type {type(layer).__name__} cannot be resized")

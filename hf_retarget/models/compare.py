@@ -1,4 +1,4 @@
-"""Whether three checkpoints belong together: one architecture, the same tensors apart from the classifier."""
+"""Whether checkpoints belong together: one architecture, and the same tensors apart from the classifier."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from torch import Tensor, nn
 from hf_retarget.errors import ModelError
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.classifier import classifier_names, configured_modules, under
-from hf_retarget.models.fit import describe_differences
-from hf_retarget.models.weights import fits
-
-_NORMALISATION = ("mean", "std")
+from hf_retarget.models.weights import describe_differences
+from hf_retarget.names import SIDES
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found when three checkpoints were compared and nothing stands against a port."""
+    """What was found when three checkpoints were compared, and nothing prevents a port."""
 
     head: tuple[str, ...]
-    """The parameters of the classifier, by the names they have in the tuned model."""
+    """The parameters of the classifier, by their names in the tuned model."""
     labels_agree: bool | None
     """Whether all three classifiers are known to have the same labels in the same order; None if not all are known."""
     notes: tuple[str, ...] = ()
-    """Differences that do not prevent a port, but that somebody should know of."""
+    """Differences that do not prevent a port, but are worth knowing."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Difference:
 
 
 def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Comparison:
-    """Check the three sides of a port against each other; raises ModelError with the first differences."""
+    """Compare the three sides of a port; raises ModelError with the first differences."""
     if not tuned.num_classes:
         raise ModelError(f"the tuned model '{tuned.reference}' has no classifier; a port needs one")
     if tuned.labels is not None and len(tuned.labels) != tuned.num_classes:
@@ -51,17 +49,25 @@ def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Compar
             "correct label_names in its config.json"
         )
     head = head_names(tuned, source, target)
-    for other, side in ((source, "source"), (target, "target")):
-        _same_architecture(tuned, other, side, head)
-    return Comparison(head, _labels_agree(source, tuned, target), tuple(_notes(source, tuned, target)))
+    for other, side in ((source, SIDES["source"]), (target, SIDES["target"])):
+        differing = _find_difference(tuned, other, f"in the {side}, ", head)
+        if not differing and tuned.config.get("fixed_input_size") and _image_size(tuned) != _image_size(other):
+            differing = f"one is made for images of {_image_size(tuned)}, the other of {_image_size(other)}"
+        if differing:
+            raise ModelError(
+                f"the tuned model '{tuned.reference}' and the {side} '{other.reference}' differ: {differing}. "
+                "A port needs one architecture on all three sides, with the same constructor arguments and image size"
+            )
+    labels = {each.labels for each in (source, tuned, target)}
+    agree = False if len(labels - {None}) > 1 else None if None in labels else True
+    return Comparison(head, agree, tuple(_list_notes(source, tuned, target)))
 
 
 def list_differences(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> tuple[Difference, ...]:
     """Every tensor whose name or shape differs between the three, those of the classifier included."""
-    sides = [{name: tuple(each.shape) for name, each in side.weights.items()} for side in (source, tuned, target)]
+    old, own, new = ({key: tuple(each.shape) for key, each in s.weights.items()} for s in (source, tuned, target))
     head = set(head_names(tuned, source, target))
-    names = list(dict.fromkeys(name for side in (sides[1], sides[0], sides[2]) for name in side))
-    old, own, new = sides
+    names = {**own, **old, **new}
     found = [Difference(name, old.get(name), own.get(name), new.get(name), name in head) for name in names]
     return tuple(each for each in found if not each.source == each.tuned == each.target)
 
@@ -71,34 +77,20 @@ def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
     first = checkpoints[0]
     for other in checkpoints[1:]:
         pair = f"'{first.reference}' and '{other.reference}'"
-        if first.architecture != other.architecture:
-            raise ModelError(
-                f"{pair} differ: one is '{first.architecture}', the other '{other.architecture}'; "
-                "only models of one architecture have weights between them"
-            )
-        if first.num_classes != other.num_classes:
-            raise ModelError(
-                f"the heads of {pair} differ in size: {first.num_classes} classes and {other.num_classes}; "
-                "give models that were tuned on the same data"
-            )
-        if first.labels and other.labels and first.labels != other.labels:
-            number = next(
-                i for i, (ours, theirs) in enumerate(zip(first.labels, other.labels, strict=False)) if ours != theirs
-            )
-            raise ModelError(
-                f"the heads of {pair} differ: class {number} is '{first.labels[number]}' in one and "
-                f"'{other.labels[number]}' in the other; give models that were tuned on the same data"
-            )
-        differing = describe_differences(other.weights, first.weights)
-        if differing or _deciding(first.options) != _deciding(other.options):
-            raise ModelError(
-                f"{pair} differ: {differing or 'their constructor arguments are not the same'}; "
-                "only models of one architecture have weights between them"
-            )
+        same_data = "give models that were tuned on the same data"
+        if first.num_classes != other.num_classes and first.architecture == other.architecture:
+            sizes = f"{first.num_classes} classes and {other.num_classes}"
+            raise ModelError(f"the heads of {pair} differ in size: {sizes}; {same_data}")
+        if differing := _find_difference(first, other):
+            raise ModelError(f"{pair} differ: {differing}; only models of one architecture have weights between them")
+        for number, (ours, theirs) in enumerate(zip(first.labels or (), other.labels or (), strict=False)):
+            if ours != theirs:
+                labels = f"class {number} is '{ours}' in one and '{theirs}' in the other"
+                raise ModelError(f"the heads of {pair} differ: {labels}; {same_data}")
 
 
 def head_names(of: Checkpoint | nn.Module, *others: Checkpoint) -> tuple[str, ...]:
-    """The parameters of a classifier: as timm's configuration says, as the model says, those whose first size differs
+    """The parameters of a classifier: according to timm's configuration or to the model, those whose first size differs
     from that in other checkpoints, or the last layer with as many outputs as there are classes.
 
     Example:
@@ -110,49 +102,38 @@ def head_names(of: Checkpoint | nn.Module, *others: Checkpoint) -> tuple[str, ..
     if found := under(configured_modules(of.config), of.weights):
         return found
     model = of.skeleton()
-    if not callable(getattr(model, "get_classifier", None)) and (found := _resized(of.weights, others)):
-        return found
+    if not callable(getattr(model, "get_classifier", None)):
+        resized = [
+            name
+            for name, tensor in of.weights.items()
+            if any(_is_resized(tensor, other.weights.get(name)) for other in others)
+        ]
+        if resized:
+            return tuple(resized)
     return classifier_names(model, of.config)
 
 
-def _resized(weights: Mapping[str, Tensor], others: tuple[Checkpoint, ...]) -> tuple[str, ...]:
-    """The tensors that are the same as in the other checkpoints but for the number of rows."""
-
-    def grew(name: str, there: Tensor | None) -> bool:
-        here = weights[name]
-        return (
-            there is not None
-            and here.dim() == there.dim() > 0
-            and len(here) != len(there)
-            and (here.shape[1:] == there.shape[1:])
-        )
-
-    return tuple(name for name in weights if any(grew(name, other.weights.get(name)) for other in others))
+def _is_resized(here: Tensor, there: Tensor | None) -> bool:
+    """Whether two tensors are the same but for the number of rows."""
+    if there is None or not here.dim() == there.dim() > 0:
+        return False
+    return len(here) != len(there) and here.shape[1:] == there.shape[1:]
 
 
-def _same_architecture(tuned: Checkpoint, other: Checkpoint, side: str, head: tuple[str, ...]) -> None:
-    pair = f"the tuned model '{tuned.reference}' and the {side} '{other.reference}' differ"
-    tensors = _tensor_differences(tuned, other, side, head)
-    if tuned.architecture != other.architecture:
+def _find_difference(one: Checkpoint, other: Checkpoint, where: str = "", head: tuple[str, ...] = ()) -> str:
+    """What differs between two models, apart from the tensors of the head; empty if nothing does."""
+    # BatchNorm statistics count like parameters.
+    ours, theirs = ({n: t for n, t in each.weights.items() if n not in head} for each in (one, other))
+    tensors = describe_differences(theirs, ours)
+    tensors = tensors and where + tensors
+    if one.architecture != other.architecture:
         detail = f": {tensors}" if tensors else ", although their tensors agree"
-        raise ModelError(
-            f"{pair}: one is '{tuned.architecture}', the other '{other.architecture}'{detail}. "
-            "A port needs one architecture on all three sides"
-        )
-    ours, theirs = _deciding(tuned.options), _deciding(other.options)
-    if ours != theirs:
-        name = next(name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name))
-        raise ModelError(
-            f"{pair}: '{name}' is {ours.get(name, 'not set')} in one and {theirs.get(name, 'not set')} in the other"
-            f"{f' ({tensors})' if tensors else ''}. A port needs the same constructor arguments on all three sides"
-        )
-    if tensors:
-        raise ModelError(f"{pair}: {tensors}. A port needs one architecture on all three sides")
-    if tuned.config.get("fixed_input_size") and _image_size(tuned) != _image_size(other):
-        raise ModelError(
-            f"{pair}: one is made for images of {_image_size(tuned)}, the other of {_image_size(other)}. "
-            "A port needs the same image size for this architecture"
-        )
+        return f"one is '{one.architecture}', the other '{other.architecture}'{detail}"
+    first, second = _deciding(one.options), _deciding(other.options)
+    if name := next((n for n in sorted({*first, *second}) if first.get(n) != second.get(n)), None):
+        values = f"{first.get(name, 'not set')} in one and {second.get(name, 'not set')} in the other"
+        return f"'{name}' is {values}" + (f" ({tensors})" if tensors else "")
+    return tensors
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,47 +145,21 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tensor_differences(tuned: Checkpoint, other: Checkpoint, side: str, head: tuple[str, ...]) -> str:
-    """What differs apart from the head; BatchNorm statistics count like parameters."""
-    ours = {name: tensor for name, tensor in tuned.weights.items() if name not in head}
-    theirs = {name: tensor for name, tensor in other.weights.items() if name not in head}
-    extra = [f"{name} {list(tensor.shape)}" for name, tensor in theirs.items() if name not in ours]
-    absent = [f"{name} {list(tensor.shape)}" for name, tensor in ours.items() if name not in theirs]
-    shapes = [
-        f"{name} is {list(tensor.shape)} in the tuned model and {list(theirs[name].shape)} in the {side}"
-        for name, tensor in ours.items()
-        if name in theirs and not fits(tensor, theirs[name])
-    ]
-    parts = [
-        (extra, f"of the {side} have no counterpart in the tuned model"),
-        (absent, f"of the tuned model have no counterpart in the {side}"),
-        (shapes, "have different shapes"),
-    ]
-    return ", ".join(f"{len(found)} tensors {what} (first: {found[0]})" for found, what in parts if found)
-
-
-def _labels_agree(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> bool | None:
-    known = {each.labels for each in (source, tuned, target)} - {None}
-    if len(known) > 1:
-        return False
-    return True if None not in (source.labels, tuned.labels, target.labels) else None
-
-
 def _image_size(checkpoint: Checkpoint) -> str:
     size = checkpoint.config.get("input_size")
     return "×".join(map(str, size[1:])) if size else "unknown size"
 
 
-def _notes(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> list[str]:
+def _list_notes(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> list[str]:
     notes = []
-    sides = (("source", source), ("tuned model", tuned), ("target", target))
-    if len({each.dtype for _, each in sides}) > 1:
-        stored = ", ".join(f"{side} {str(each.dtype).removeprefix('torch.')}" for side, each in sides)
+    sides = {SIDES["source"]: source, SIDES["tuned"]: tuned, SIDES["target"]: target}
+    if len({each.dtype for each in sides.values()}) > 1:
+        stored = ", ".join(f"{side} {str(each.dtype).removeprefix('torch.')}" for side, each in sides.items())
         notes.append(f"stored in different precisions ({stored}); computed in float32")
-    for side, other in (("source", source), ("target", target)):
+    for side, other in sides.items():
         if "input_size" in other.config and _image_size(other) != _image_size(tuned):
             notes.append(f"the {side} is made for images of {_image_size(other)}, the tuned model {_image_size(tuned)}")
-        for name in _NORMALISATION:
+        for name in ("mean", "std"):
             ours, theirs = tuned.config.get(name), other.config.get(name)
             if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
                 notes.append(f"images are normalised with {name} {theirs} for the {side}, {ours} for the tuned model")

@@ -1,44 +1,59 @@
-"""config.json as timm has it on the Hub: read into plain values, and written from them."""
+"""What is known of a model besides its weights, and what a config.json may decide of it: its shape, within bounds.
+
+Constructor arguments of a downloaded config.json would otherwise reach `timm.create_model`, which also fetches
+addresses, reads files and unpickles them. So an argument must be a parameter of the model's class, of a plain type and
+of a reasonable size, and what is built from it may not be larger than any existing model.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models.build import constructor_arguments, is_factory, is_timm, known_to_timm, near_timm_names
-from hf_retarget.models.shape import MAX_SIZE, MAX_TEXT, check_arguments
+from hf_retarget.names import MODEL_CONFIG
 from hf_retarget.untrusted import read_json
+from hf_retarget.words import nearest
 
-CONFIG = "config.json"
-
-MAX_SIDE, MIN_CROP = 4096, 0.05
-"""Pixels of a side of an image, and the share of it that is kept."""
-INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
-CROPS = ("center", "squash", "border")
-"""As timm knows them."""
-
-_ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
-"""Entries that are true of the weights timm has, not of any others of the same architecture."""
-
-_LABELS = ("label_names", "label_descriptions", "label_offset")
+MAX_LAYERS = 1_000  # repetitions of anything: depth, layers, blocks, stages, heads
+MAX_SIZE = 2**20  # any other whole number: widths, tokens, pixels, classes
+MAX_NUMBER = 1e9  # any other number
+MAX_TEXT = 1_000  # letters of a text
+MAX_ITEMS = 1_000  # entries of a list or an object, those inside it included
+MAX_DEPTH = 5  # lists and objects inside each other; the stages of EfficientNet take three
+MAX_MODULES = 50_000  # modules of a model; the largest of timm has fewer than 5,000
+MAX_PARAMETERS = 10**11  # numbers in a model; the largest of timm has 7 · 10⁹
+MAX_SIDE, MIN_CROP = 4096, 0.05  # pixels of a side of an image, and the share of it that is kept
 
 
-@dataclass(frozen=True)
+class TooLargeError(ModelError):
+    """A configuration describes something larger than any existing model."""
+
+
+@dataclass(frozen=True, eq=False)
 class Description:
-    """What is known of a model besides its weights; the fields are those of `Checkpoint`."""
+    """What is known of a model besides its weights."""
 
     architecture: str
+    """A timm architecture without tag, `module:factory`, a class of transformers, or the class name of a model given
+    from Python."""
     options: Mapping[str, Any]
+    """Constructor arguments, without `num_classes`."""
     num_classes: int | None
     labels: tuple[str, ...] | None
-    config: Mapping[str, Any]
+    """Label names in the order of the classifier, if they are known."""
+    config: Mapping[str, Any] = field(repr=False)
+    """Configuration in timm's terms: input_size, mean, std, interpolation, crop_pct, classifier, license …"""
     library: str = "timm"
+    """The format it is read and saved in: a key of `LIBRARIES`."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -52,106 +67,8 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def describe_config(raw: Mapping[str, Any], where: str, arch: str | None = None) -> Description:
-    """What a config.json says. `arch` overrules its architecture, and only that may be a `module:factory`.
-
-    Example:
-        >>> describe_config({"architecture": "resnet18", "num_classes": 10}, "tuned/").num_classes
-        10
-    """
-    if arch is None:
-        _check_format(raw, where)
-    nested = raw.get("pretrained_cfg", raw)  # long ago timm wrote both into one
-    if not isinstance(nested, dict) or not isinstance(raw.get("model_args") or {}, dict):
-        raise ModelError(f"config.json in '{where}' is malformed: pretrained_cfg and model_args must be objects")
-    options = dict(raw.get("model_args") or {})
-    classes = options.pop("num_classes", None)
-    classes = raw.get("num_classes", nested.get("num_classes", classes))
-    if classes is not None and (type(classes) is not int or not 0 <= classes <= MAX_SIZE):
-        raise ModelError(f"config.json in '{where}' has num_classes {classes!r}; it must be a whole number up to 2²⁰")
-    architecture = arch or raw["architecture"]
-    if options:
-        options = check_arguments(options, constructor_arguments(architecture), where)
-        _check_image_size(options.get("img_size"), where)
-    labels = read_labels(raw) or read_labels(nested)
-    return Description(architecture, options, classes, labels, _with_input(check_images(nested, where), options))
-
-
-def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: bool) -> Description:
-    """What timm knows of a name, with or without tag; of a `module:factory`, only that it is one.
-
-    With `pretrained`, the weights are timm's own, and what it says about them (classes, licence, tag) is kept.
-
-    Example:
-        >>> describe_architecture("resnet18.a1_in1k", {}, pretrained=True).config["license"]
-        'apache-2.0'
-    """
-    if is_factory(name):
-        return Description(name, dict(options), None, None, {})
-    import timm
-
-    known = timm.get_pretrained_cfg(name)
-    config = known.to_dict() if known else {}
-    labels = read_labels(config) if pretrained else None
-    dropped = _LABELS if pretrained else (*_LABELS, *_ABOUT_WEIGHTS)
-    kept = {key: value for key, value in known_to_timm(config).items() if key not in dropped}
-    classes = config.get("num_classes") if pretrained else None
-    return Description(name.partition(".")[0], dict(options), classes, labels, _with_input(kept, options))
-
-
-def describe_module(model: nn.Module) -> dict[str, Any]:
-    """The configuration a model from Python carries, without what is true only of weights that timm has.
-
-    Example:
-        >>> describe_module(nn.Linear(2, 2))
-        {}
-    """
-    carried = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    if not isinstance(carried, dict):
-        return {}
-    return {key: value for key, value in known_to_timm(carried).items() if key not in (*_LABELS, *_ABOUT_WEIGHTS)}
-
-
-def compose_config(description: Description, model: nn.Module) -> dict[str, Any]:
-    """The config.json of a model, in the order timm writes it."""
-    nested = {key: value for key, value in known_to_timm(description.config).items() if key not in _LABELS}
-    nested.pop("architecture", None)
-    nested.update(num_classes=description.num_classes, custom_load=False)
-    if description.options.get("in_chans", 3) not in (1, 3):
-        nested["first_conv"] = None  # else timm takes the weights for those of an RGB model and draws new ones
-    config: dict[str, Any] = {"architecture": description.architecture, "num_classes": description.num_classes}
-    if isinstance(features := getattr(model, "num_features", None), int):
-        config["num_features"] = features
-    if isinstance(pool := getattr(model, "global_pool", None), str) and pool:
-        config["global_pool"] = pool
-    if description.labels:
-        config["label_names"] = list(description.labels)
-    if description.options:
-        config["model_args"] = dict(description.options)
-    config["pretrained_cfg"] = nested
-    return config
-
-
-def _check_format(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse what names no architecture, or code of its own."""
-    architecture = raw.get("architecture")
-    if not isinstance(architecture, str):
-        raise ModelError(f"config.json in '{where}' names no architecture; say which with --arch")
-    if ":" in architecture:
-        # A configuration from somebody else must not decide which code is called, or which other model is loaded.
-        if is_factory(architecture):
-            advice = f"names the code '{architecture}'; if you trust it, say --arch {architecture} yourself"
-        else:
-            advice = f"names another model, '{architecture}', instead of an architecture; load that one, or correct it"
-        raise ModelError(f"config.json in '{where}' {advice}")
-    if not is_timm(architecture):
-        raise ModelError(
-            f"config.json in '{where}' names '{architecture}', which is no timm model; {near_timm_names(architecture)}"
-        )
-
-
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Label names, as a list or by number; none if a number is missing or transformers made them up.
+    """Label names, as a list or by number; None if a number is missing, or if they are transformers' placeholders.
 
     Example:
         >>> read_labels({"id2label": {"1": "dog", "0": "cat"}}), read_labels({"id2label": {"0": "LABEL_0"}})
@@ -172,10 +89,128 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return None if labels == tuple(f"LABEL_{number}" for number in range(len(labels))) else labels
 
 
-def check_images(entries: Mapping[str, Any], where: str, file: str = CONFIG) -> dict[str, Any]:
-    """What a configuration says about images, heads and licences, in timm's words; all else is left out.
+# ---- constructor arguments
 
-    So nothing that a file says about where weights are reaches timm.
+BUILDER_ARGUMENTS = frozenset({"bn_eps", "bn_momentum", "bn_tf", "img_size"})
+"""What timm's builders take besides the parameters of a class."""
+
+_FORBIDDEN = frozenset(
+    (
+        *("checkpoint_path", "cache_dir", "url", "hub_id", "hf_hub_id", "hf_hub_filename", "file", "source"),
+        *("state_dict", "custom_load", "device", "dtype", "model_cfg", "cfg", "feature_cfg", "feature_cls"),
+        *("features_only", "out_indices", "kwargs_filter", "scriptable", "exportable", "no_jit", "pruned"),
+        *("model_name", "variant", "architecture"),
+    )
+)
+"""What timm's `create_model` and its builders act on."""
+_UNSET = (None, False, "")
+"""Values of arguments that scripts save although they were not set."""
+_HARMLESS = frozenset({"pretrained_window_sizes"})
+"""Of all names that begin with `pretrained`, the one that is about shapes."""
+
+_REPEATED = re.compile(r"(.*_)?(depths?|layers|blocks|stages|repeats?|heads|levels|n_layer|n_head)")
+"""Names of what is repeated; of a list, the sum counts."""
+
+
+def check_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: str) -> dict[str, Any]:
+    """Constructor arguments of a config.json, if each is one of those known, plain and of a reasonable size.
+
+    Example:
+        >>> check_arguments({"checkpoint_path": "/x"}, frozenset(), "tuned/")
+        Traceback (most recent call last):
+        ...
+        hf_retarget.errors.ModelError: config.json in 'tuned/' has the model argument 'checkpoint_path', ...
+    """
+    arguments = {name: value for name, value in arguments.items() if name in known or value not in _UNSET}
+    for name, value in arguments.items():
+        argument = f"config.json in '{where}' has the model argument '{name}'"
+        if name in _FORBIDDEN or (name.startswith("pretrained") and name not in _HARMLESS):
+            raise ModelError(
+                f"{argument}, which does not describe a model's shape; "
+                "remove it: a configuration may not decide what is loaded, from where, or to where"
+            )
+        if name not in known and name not in BUILDER_ARGUMENTS:
+            hint = nearest(name, sorted(known)) or "; remove it"
+            raise ModelError(f"{argument}, which this architecture does not have{hint}")
+        check_value(name, value, where)
+    return arguments
+
+
+def check_value(name: str, value: Any, where: str) -> None:
+    """Refuse a value that is not plain or too large, however deep inside."""
+    problem = _find_problem(name, value, 0)
+    if problem is None and _count(value) > MAX_ITEMS:
+        problem = f"has more than {MAX_ITEMS:,} entries"
+    if problem:
+        raise ModelError(f"config.json in '{where}': '{name}' {problem}; correct it")
+
+
+def _find_problem(name: str, value: Any, depth: int) -> str | None:
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        limit = MAX_LAYERS if _REPEATED.fullmatch(name) else MAX_SIZE
+        return f"is {value}, and at most {limit:,} is accepted" if abs(value) > limit else None
+    if isinstance(value, float):
+        return None if math.isfinite(value) and abs(value) <= MAX_NUMBER else f"is {value}, which is out of range"
+    if isinstance(value, str):
+        return f"is a text of {len(value):,} letters" if len(value) > MAX_TEXT else None
+    if depth == MAX_DEPTH:
+        return f"is nested more than {MAX_DEPTH} levels deep"
+    if isinstance(value, Mapping):
+        if bad := next((key for key in value if not isinstance(key, str)), None):
+            return f"has the key {bad!r}, which is no text"
+        inside = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        if _REPEATED.fullmatch(name) and sum(each for each in value if type(each) is int) > MAX_LAYERS:
+            return f"asks for more than {MAX_LAYERS:,} repetitions"
+        inside = [(name, each) for each in value]
+    else:
+        return f"is a {type(value).__name__}"
+    return next((found for key, each in inside if (found := _find_problem(key, each, depth + 1))), None)
+
+
+def _count(value: Any) -> int:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return 1 + sum(_count(each) for each in inside)
+
+
+@contextmanager
+def bounded_build(most: int = MAX_PARAMETERS) -> Iterator[None]:
+    """Stop the construction of a model that gets too many modules or numbers, before the numbers are drawn."""
+    modules = numbers = 0
+
+    def count_module(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > MAX_MODULES:
+            raise TooLargeError(f"it would have more than {MAX_MODULES:,} modules")
+
+    def count_numbers(parent: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal numbers
+        numbers += 0 if tensor is None else tensor.numel()
+        if numbers > most:
+            raise TooLargeError(f"it would have more than {most:,} numbers")
+
+    hooks = [
+        torch_module.register_module_module_registration_hook(count_module),
+        torch_module.register_module_parameter_registration_hook(count_numbers),
+        torch_module.register_module_buffer_registration_hook(count_numbers),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# ---- images
+
+
+def check_images(entries: Mapping[str, Any], where: str, file: str = MODEL_CONFIG) -> dict[str, Any]:
+    """The entries of a configuration about images, heads and licences, checked; all others are left out.
+
+    In particular, nothing about the origin of weights reaches timm.
 
     Example:
         >>> check_images({"crop_pct": 0.9, "url": "https://…"}, "tuned/")
@@ -184,92 +219,68 @@ def check_images(entries: Mapping[str, Any], where: str, file: str = CONFIG) -> 
     for name in ("file", "state_dict"):
         if entries.get(name):
             raise ModelError(f"{file} in '{where}' has '{name}', which would say where weights are; remove it")
-    kept = {}
-    for name, entry in entries.items():
-        if name in _IMAGES:
-            value, (accepts, words) = _frozen(entry), _IMAGES[name]
-            if value is not None and not accepts(value):
-                raise ModelError(f"{file} in '{where}' has {name} {value!r:.100}; it must be {words}")
-            kept[name] = value
-    return kept
+    return {name: check_entry(name, entry, where, file) for name, entry in entries.items() if name in _IMAGES}
 
 
-def _check_image_size(size: Any, where: str) -> None:
-    sides = _frozen(size) if isinstance(size, (list, tuple)) else (size, size)
-    if size is not None and (len(sides) != 2 or not all(_is_count(each) and each <= MAX_SIDE for each in sides)):
-        raise ModelError(
-            f"config.json in '{where}' has img_size {size!r:.50}; it must be one or two numbers up to {MAX_SIDE}"
-        )
+def check_entry(name: str, entry: Any, where: str, file: str = MODEL_CONFIG) -> Any:
+    """A value of a configuration with lists as tuples, if it is one that the entry of this name may have."""
+    value, (accepts, words) = _freeze(entry), (_IMAGES | _ARGUMENTS)[name]
+    if value is not None and not accepts(value):
+        raise ModelError(f"{file} in '{where}' has {name} {value!r:.100}; it must be {words}")
+    return value
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 3 and all(_is_count(each) and each <= MAX_SIDE for each in value)
+def _freeze(value: Any) -> Any:
+    """JSON's lists as the tuples they were, so that configurations can be compared."""
+    return tuple(_freeze(each) for each in value) if isinstance(value, list) else value
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value <= MAX_SIZE
+def _are(values: Any, lengths: tuple[int, ...] | range, accepts: Callable[[Any], bool]) -> bool:
+    return isinstance(values, tuple) and len(values) in lengths and all(map(accepts, values))
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) in (1, 2) and all(_is_count(each) for each in value)
+def _is_class_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_SIZE
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT
-
-
-def _is_texts(value: Any) -> bool:
-    return _is_text(value) or (isinstance(value, tuple) and len(value) <= 100 and all(map(_is_text, value)))
+def _is_side(value: Any) -> bool:
+    return type(value) is int and 0 < value <= MAX_SIDE
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and abs(value) <= 1e6
 
 
-def _is_mean(value: Any) -> bool:
-    return isinstance(value, tuple) and 0 < len(value) <= 1024 and all(map(_is_number, value))
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT
 
 
-def _is_deviation(value: Any) -> bool:
-    return _is_mean(value) and all(each > 0 for each in value)
+_CHANNELS = range(1, 1025)
+_INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
+_CROPS = ("center", "squash", "border")
 
+_size = (lambda value: _are(value, (3,), _is_side), f"channels, height and width, each up to {MAX_SIDE}")
+_pool = (lambda value: _are(value, (1, 2), lambda each: _is_class_count(each) and each > 0), "height and width")
+_crop = (lambda value: _is_number(value) and MIN_CROP <= value <= 10, f"a number from {MIN_CROP} to 10")
+_text = (_is_text, "a text")
+_texts = (lambda value: _is_text(value) or _are(value, range(101), _is_text), "a text, or a list of texts")
 
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and MIN_CROP <= value <= 10
-
-
-_SIZE = f"channels, height and width, each up to {MAX_SIDE}"
 _IMAGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(
-        ("input_size", "test_input_size", "min_input_size"),
-        (_is_size, _SIZE),
-    ),
-    **dict.fromkeys(("pool_size", "test_pool_size"), (_is_pair, "height and width")),
-    **dict.fromkeys(("crop_pct", "test_crop_pct"), (_is_share, f"a number from {MIN_CROP} to 10")),
+    **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), _size),
+    **dict.fromkeys(("pool_size", "test_pool_size"), _pool),
+    **dict.fromkeys(("crop_pct", "test_crop_pct"), _crop),
     "fixed_input_size": (lambda value: isinstance(value, bool), "true or false"),
-    "mean": (_is_mean, "a list of numbers"),
-    "std": (_is_deviation, "a list of numbers above 0"),
-    "num_classes": (lambda value: type(value) is int and 0 <= value <= MAX_SIZE, "a whole number up to 2²⁰"),
-    "interpolation": (lambda value: value in INTERPOLATIONS, f"one of {', '.join(INTERPOLATIONS)}"),
-    "crop_mode": (lambda value: value in CROPS, f"one of {', '.join(CROPS)}"),
-    **dict.fromkeys(("license", "license_link", "tag"), (_is_text, "a text")),
-    **dict.fromkeys(("origin_url", "paper_name", "description"), (_is_text, "a text")),
-    **dict.fromkeys(("first_conv", "classifier", "paper_ids", "notes"), (_is_texts, "a text, or a list of texts")),
+    "mean": (lambda value: _are(value, _CHANNELS, _is_number), "a list of numbers"),
+    "std": (lambda value: _are(value, _CHANNELS, _is_number) and min(value) > 0, "a list of numbers above 0"),
+    "num_classes": (_is_class_count, "a whole number up to 2²⁰"),
+    "interpolation": (lambda value: value in _INTERPOLATIONS, f"one of {', '.join(_INTERPOLATIONS)}"),
+    "crop_mode": (lambda value: value in _CROPS, f"one of {', '.join(_CROPS)}"),
+    **dict.fromkeys(("license", "license_link", "tag", "origin_url", "paper_name", "description"), _text),
+    **dict.fromkeys(("first_conv", "classifier", "paper_ids", "notes"), _texts),
 }
-"""Entries of a configuration that are read, what they may be, and how to say so."""
+"""The entries that are read, which values they may have, and how to say so."""
 
-
-def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the input that the constructor arguments ask for, which overrule it."""
-    channels, height, width = config.get("input_size") or (3, 224, 224)
-    size = options.get("img_size") or (height, width)
-    height, width = (size, size) if isinstance(size, int) else size
-    wanted = (options.get("in_chans") or channels, height, width)
-    if "input_size" in config and wanted != config["input_size"]:
-        return {**config, "input_size": wanted}
-    return config
-
-
-def _frozen(value: Any) -> Any:
-    """JSON's lists as the tuples they were, so that configurations can be compared."""
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+_ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "img_size": (lambda value: _is_side(value) or _are(value, (2,), _is_side), f"one or two numbers up to {MAX_SIDE}"),
+}
+"""The same for constructor arguments."""

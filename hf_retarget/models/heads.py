@@ -1,24 +1,105 @@
-"""Classifiers of one size for both bases: what the fine-tuning started from, which no checkpoint on the Hub tells."""
+"""Heads: for a fine-tuning, one for its classes; for a port, one of the same size for both bases.
+
+What a fine-tuning started from is in no checkpoint on the Hub, so a port has to choose it.
+"""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
+from hf_retarget.models.checkpoint import Checkpoint
+from hf_retarget.models.compare import head_names
+from hf_retarget.models.weights import seeded
+from hf_retarget.names import PORT_HEADS, SIDES, START_HEADS
+from hf_retarget.words import nearest
 
 Tensors = Mapping[str, Tensor]
 
-POLICIES = ("auto", "zero", "shared", "given", "own")
-"""`zero`: both bases get zeros. `shared`: both get one random head. `given`: both get the head that the fine-tuning
-began with. `own`: each keeps its own. `auto`: `own` if the head was fine-tuned along, else `zero`."""
-
 ALONG = 0.5
-"""Above this cosine the tuned head is taken to come from the source's head; of unrelated heads it is near 0."""
+"""Above this cosine, the tuned head is taken to come from the old base's head; that of unrelated heads is near 0."""
+
+
+# ---- for a fine-tuning
+
+
+def check_head(head: str) -> None:
+    """Refuse a kind of head that does not exist."""
+    if head not in START_HEADS:
+        hint = nearest(head, START_HEADS) or f"; choose one of {', '.join(START_HEADS)}"
+        raise ModelError(f"unknown head '{head}'{hint}")
+
+
+def choose_head(
+    checkpoint: Checkpoint, classes: int, labels: tuple[str, ...] | None, head: str = "auto"
+) -> tuple[str, str]:
+    """The kind of head for data with these classes and labels, never `auto`, and the reason."""
+    check_head(head)
+    if head in ("fresh", "zero"):
+        return head, "asked for"
+    if classes != checkpoint.num_classes:
+        reason = f"the model has {checkpoint.num_classes} classes, the data {classes}"
+        if head == "keep":
+            raise ModelError(f"the head of '{checkpoint.reference}' cannot be kept: {reason}; use 'fresh' or 'zero'")
+        return "zero", reason
+    if head == "auto" and checkpoint.labels and labels and match_names(labels, checkpoint.labels) is None:
+        return "zero", "the model and the data have other labels"
+    return "keep", "asked for" if head == "keep" else "the classes of model and data agree"
+
+
+def make_model(checkpoint: Checkpoint, classes: int, head: str, seed: int = 0) -> nn.Module:
+    """The model of a checkpoint for this number of classes, with a head of the chosen kind."""
+    if head == "keep":
+        return checkpoint.build()
+    old = set(head_names(checkpoint))
+    rest = {name: tensor for name, tensor in checkpoint.weights.items() if name not in old}
+    model = replace(checkpoint, weights=rest).build(classes, seed=seed)
+    names = set(head_names(replace(checkpoint, weights=model.state_dict(), num_classes=classes)))
+    if not names:
+        raise ModelError(f"'{checkpoint.reference}' has no classifier that could be found; give the model one")
+    if checkpoint.module is not None:
+        _reset(model, names, seed)  # a copy of a model has its head, if the number of classes is the same
+    if head == "zero":
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in names:
+                    parameter.zero_()
+    return model
+
+
+def match_names(labels: Sequence[str], model_labels: Sequence[str]) -> list[int] | None:
+    """The model's number of each label, by name; None if the labels differ in more than case, `_` and `-`.
+
+    Example:
+        >>> match_names(["ankle boot", "bag"], ["Bag", "Ankle_boot"]), match_names(["ant"], ["bee"])
+        ([1, 0], None)
+    """
+    ours, theirs = ([_plain(name) for name in names] for names in (labels, model_labels))
+    if len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):  # plain names do not tell them apart
+        ours, theirs = list(labels), list(model_labels)
+    place = {name: number for number, name in enumerate(theirs)}
+    return [place[name] for name in ours] if set(ours) == set(theirs) else None
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
+
+
+def _reset(model: nn.Module, names: set[str], seed: int) -> None:
+    for where in sorted({name.rpartition(".")[0] for name in names}):
+        layer: Any = model.get_submodule(where)
+        if not callable(getattr(layer, "reset_parameters", None)):
+            raise ModelError(f"the head '{where}' ({type(layer).__name__}) cannot be reset; keep it, or use 'zero'")
+        with seeded(seed):
+            layer.reset_parameters()
+
+
+# ---- for a port
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +109,7 @@ class Heads:
     source: dict[str, Tensor] = field(repr=False)
     target: dict[str, Tensor] = field(repr=False)
     policy: str
-    """The one that was used, never `auto`."""
+    """The policy that was used, never `auto`."""
     why: str
 
 
@@ -39,14 +120,14 @@ def fit_heads(
     names: Sequence[str],
     policy: str = "auto",
     *,
-    fresh: Tensors | None = None,
-    given: Tensors | None = None,
+    head: Tensors | None = None,
     labels_agree: bool | None = None,
 ) -> Heads:
     """Give both bases a head of the tuned model's size; `names` are the tensors of the head in `tuned`.
 
-    `fresh` is the random head for `shared`, `given` the one for `given`; `labels_agree` is False if the labels of
-    the three are known to differ.
+    `zero`: both get zeros. `shared`: both get `head`, a random one. `given`: both get `head`, the one that the
+    fine-tuning began with. `own`: each keeps its own. `auto`: `own` if the head was tuned along, else `zero`.
+    `labels_agree` is False if the labels of the three are known to differ.
 
     Example:
         >>> base, tuned = {"w": torch.ones(2), "fc": torch.ones(5, 2)}, {"w": torch.ones(2), "fc": torch.ones(3, 2)}
@@ -54,71 +135,66 @@ def fit_heads(
         >>> heads.policy, heads.target["fc"].shape
         ('zero', torch.Size([3, 2]))
     """
-    _check(policy, names, tuned)
+    if policy not in PORT_HEADS:
+        hint = nearest(policy, PORT_HEADS) or f"; choose one of {', '.join(PORT_HEADS)}"
+        raise ModelError(f"unknown head policy '{policy}'{hint}")
+    _check_names(names, tuned)
     why = "asked for"
     if policy == "auto":
-        policy, why = _choose(source, tuned, target, names, labels_agree)
+        foreseen, why = foresee_policy(source, tuned, target, names, labels_agree)
+        policy, why = (foreseen, why) if foreseen else _choose_by_cosine(source, tuned, names)
     if policy == "own":
-        if differing := _differing(source, tuned, target, names):
+        if differing := _find_difference(source, tuned, target, names):
             raise ModelError(f"head policy 'own' needs heads of one size, but {differing}; use 'zero'")
         return Heads(dict(source), dict(target), policy, why)
     if policy == "zero":
-        head: Tensors = {name: torch.zeros_like(tuned[name]) for name in names}
-    elif policy == "shared":
-        head = _fitting(fresh, tuned, names, policy, "no random head was made; pass fresh=")
-    else:
-        head = _fitting(given, tuned, names, policy, "no head was given; name the file with the initial head")
+        head = {name: torch.zeros_like(tuned[name]) for name in names}
+    elif head is None:
+        absent = {"shared": "no random head was made; pass head=", "given": "no head was given; name its file"}
+        raise ModelError(f"head policy '{policy}': {absent[policy]}")
+    _check_fits(head, tuned, names, policy)
     return Heads(_exchange(source, tuned, head), _exchange(target, tuned, head), policy, why)
 
 
 def foresee_policy(
     source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str], labels_agree: bool | None = None
 ) -> tuple[str | None, str]:
-    """What `auto` will come to, as far as shapes tell, and why; None if the weights decide.
+    """What `auto` will choose according to shapes and labels, and why; None if the weights decide.
 
     Example:
         >>> base, tuned = {"fc": torch.ones(5, 2, device="meta")}, {"fc": torch.ones(3, 2, device="meta")}
         >>> foresee_policy(base, tuned, base, ["fc"])[0]
         'zero'
     """
-    _check("auto", names, tuned)
-    if (found := _choose_by_shape(source, tuned, target, names, labels_agree)) is not None:
-        return found
-    return None, "the heads have one size: 'own' if the tuned head is close to the source's, else 'zero'"
+    _check_names(names, tuned)
+    if differing := _find_difference(source, tuned, target, names):
+        return "zero", f"the heads differ in size: {differing}"
+    if labels_agree is False:
+        return "zero", "the heads have one size, but their labels differ"
+    return None, "the heads have one size: 'own' if the tuned head is close to the old base's, else 'zero'"
 
 
-def _check(policy: str, names: Sequence[str], tuned: Tensors) -> None:
-    if policy not in POLICIES:
-        near = difflib.get_close_matches(policy, POLICIES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(POLICIES)}"
-        raise ModelError(f"unknown head policy '{policy}'; {hint}")
+def _choose_by_cosine(source: Tensors, tuned: Tensors, names: Sequence[str]) -> tuple[str, str]:
+    """Compare the weight matrices of the heads; biases are small and tell little."""
+    matrices = [name for name in names if tuned[name].dim() > 1] or list(names)
+    ours = torch.cat([tuned[name].double().flatten() for name in matrices])
+    theirs = torch.cat([source[name].double().flatten() for name in matrices])
+    length = float(ours.norm() * theirs.norm())
+    cosine = float(ours @ theirs) / length if length else 0.0
+    if cosine > ALONG:
+        return "own", f"the heads have one size, and the tuned head is close to the old base's (cosine {cosine:.2f})"
+    return "zero", f"the heads have one size, but the tuned head is not the old base's (cosine {cosine:.2f})"
+
+
+def _check_names(names: Sequence[str], tuned: Tensors) -> None:
     if not names:
         raise ModelError("the tuned model has no head that could be found; a port needs a classifier")
     if absent := [name for name in names if name not in tuned]:
         raise ModelError(f"the tuned model has no '{absent[0]}', which should belong to its head")
 
 
-def _choose(
-    source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str], labels_agree: bool | None
-) -> tuple[str, str]:
-    if (found := _choose_by_shape(source, tuned, target, names, labels_agree)) is not None:
-        return found
-    cosine = _cosine(source, tuned, names)
-    if cosine > ALONG:
-        return "own", f"the heads have one size, and the tuned head is close to the source's (cosine {cosine:.2f})"
-    return "zero", f"the heads have one size, but the tuned head is not the source's (cosine {cosine:.2f})"
-
-
-def _choose_by_shape(
-    source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str], labels_agree: bool | None
-) -> tuple[str, str] | None:
-    if differing := _differing(source, tuned, target, names):
-        return "zero", f"the heads differ in size: {differing}"
-    return ("zero", "the heads have one size, but their labels differ") if labels_agree is False else None
-
-
-def _differing(source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str]) -> str:
-    for side, base in (("source", source), ("target", target)):
+def _find_difference(source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str]) -> str:
+    for side, base in ((SIDES["source"], source), (SIDES["target"], target)):
         for name in names:
             if name not in base:
                 return f"the {side} has no '{name}'"
@@ -128,18 +204,7 @@ def _differing(source: Tensors, tuned: Tensors, target: Tensors, names: Sequence
     return ""
 
 
-def _cosine(source: Tensors, tuned: Tensors, names: Sequence[str]) -> float:
-    """Between the weight matrices of the heads; biases are small and say little."""
-    matrices = [name for name in names if tuned[name].dim() > 1] or list(names)
-    ours = torch.cat([tuned[name].double().flatten() for name in matrices])
-    theirs = torch.cat([source[name].double().flatten() for name in matrices])
-    length = float(ours.norm() * theirs.norm())
-    return float(ours @ theirs) / length if length else 0.0
-
-
-def _fitting(head: Tensors | None, tuned: Tensors, names: Sequence[str], policy: str, absent: str) -> Tensors:
-    if head is None:
-        raise ModelError(f"head policy '{policy}': {absent}")
+def _check_fits(head: Tensors, tuned: Tensors, names: Sequence[str], policy: str) -> None:
     for name in names:
         if name not in head:
             raise ModelError(
@@ -152,10 +217,9 @@ def _fitting(head: Tensors | None, tuned: Tensors, names: Sequence[str], policy:
             )
     if extra := [name for name in head if name not in names]:
         raise ModelError(f"head policy '{policy}': '{extra[0]}' is no part of the head ({', '.join(names)})")
-    return head
 
 
 def _exchange(base: Tensors, tuned: Tensors, head: Tensors) -> dict[str, Tensor]:
-    """The weights of a base with another head, in the order of the tuned model; a head of its own is left behind."""
+    """The weights of a base with another head, in the order of the tuned model."""
     order = [name for name in tuned if name in head or name in base]
     return {name: head[name].clone() if name in head else base[name] for name in order}

@@ -1,9 +1,14 @@
-"""Models on the Hub: the files that are needed, in the client's cache, all of one commit."""
+"""Models on the Hub: the files that are needed, in the client's cache, all of one commit.
+
+`snapshot_download` would fetch every form of the weights there is, and does not tell, offline, a file that is missing
+in the cache from one that the repository does not have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +16,25 @@ import yaml
 
 from hf_retarget.errors import ModelError, RetargetError
 from hf_retarget.hub import GaveUp, ask, explained, fetch_whole, is_whole
-from hf_retarget.models.config import CONFIG, read_config
-from hf_retarget.models.library import find_library
+from hf_retarget.models.checkpoint import find_library
+from hf_retarget.models.config import read_config
 from hf_retarget.models.weights import INDEX, PICKLE, SAFE, pickle_only, shard_names, write_hollow
+from hf_retarget.names import CARD, MODEL_CONFIG
 from hf_retarget.untrusted import read_bytes, split_card
 
 _OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}
-"""Which files may hold the weights if one is not there."""
+"""Which files may hold the weights if one is absent."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A model of the Hub on this machine."""
+
+    repository: str
+    commit: str | None
+    folder: Path
+    remaining: int = 0
+    """Bytes of weights that are still on the Hub only."""
 
 
 def split_revision(reference: str) -> tuple[str, str | None]:
@@ -34,66 +51,43 @@ def split_revision(reference: str) -> tuple[str, str | None]:
 
 
 def fetch_model(
-    repository: str, revision: str | None = None, *, config: bool = True, allow_pickle: bool = False, token: str | None
-) -> tuple[Path, str | None]:
-    """Download what is needed of a model, or find it in the cache; the folder it is in, and its commit.
+    repository: str,
+    revision: str | None = None,
+    *,
+    config: bool = True,
+    allow_pickle: bool = False,
+    token: str | None,
+    headers: Path | None = None,
+) -> Fetched:
+    """Download what is needed of a model, or find it in the cache.
 
-    Only the first file is asked for by branch or tag: the others come from the commit that was answered with.
+    With `headers`, an empty folder, only names, shapes and types of the weights are fetched, into that folder.
     """
-    commit = None
-    if config:
-        found = _download(repository, CONFIG, revision, token)
-        if found is None:
-            raise ModelError(
-                f"'{repository}' has no {CONFIG}, so it says not what model it is; say --arch for a local copy"
-            )
-        commit = _commit(found)
-        _fetch_companions(repository, found, commit or revision, token)
-    weights = _fetch_weights(repository, commit or revision, allow_pickle, token)
-    return _snapshot(weights), _commit(weights)
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
 
-
-def _fetch_companions(repository: str, config: Path, revision: str | None, token: str | None) -> list[Path]:
-    """The other files that say something about a model; the cache remembers which of them a commit does not have."""
-    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
-
-    names = [
-        name
-        for name in find_library(read_config(config)).companions
-        if try_to_load_from_cache(repository, name, revision=revision) is not _CACHED_NO_EXIST
-    ]
-    return [found for name in names if (found := _download(repository, name, revision, token)) is not None]
-
-
-def _fetch_weights(repository: str, revision: str | None, allow_pickle: bool, token: str | None) -> Path:
-    if found := _download(repository, SAFE, revision, token):
-        return found
-    if index := _download(repository, INDEX, revision, token):
-        for name in shard_names(index):
-            if _download(repository, name, _commit(index) or revision, token) is None:
-                raise ModelError(f"'{repository}' lacks '{name}', which its {INDEX} names")
-        return index
-    if allow_pickle and (found := _download(repository, PICKLE, revision, token)):
-        return found
-    if not allow_pickle and _is_there(repository, PICKLE, revision, token):
-        raise ModelError(pickle_only(repository, PICKLE))
-    raise ModelError(f"'{repository}' has no {SAFE}; give a repository with weights for timm")
-
-
-def fetch_card(repository: str, commit: str | None, token: str | None) -> Path | None:
-    """The README.md of a model, beside its other files; None if it has none, or the Hub cannot be asked now."""
-    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
-
-    if try_to_load_from_cache(repository, "README.md", revision=commit) is _CACHED_NO_EXIST:
-        return None  # it is known not to be there
     try:
-        return _download(repository, "README.md", commit, token)
-    except ModelError:
-        return None  # a licence that is not known is no reason not to work
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        reason = f"is neither a file or folder that exists nor a name the Hub could have: {error}"
+        raise ModelError(f"'{repository}' {reason}") from error
+    files = _Files(repository, revision, token, headers)
+    if config:
+        if (found := files.fetch(MODEL_CONFIG)) is None:
+            raise ModelError(
+                f"'{repository}' has no {MODEL_CONFIG}, so its architecture is unknown; download it, and say --arch"
+            )
+        for companion in find_library(read_config(found)).companions:
+            files.fetch_optional(companion)
+    files.fetch_weights(allow_pickle)
+    if headers is None:
+        with suppress(ModelError):  # an unknown licence is no reason to stop
+            files.fetch_optional(CARD)
+    return Fetched(repository, files.commit, headers or files.folder, files.remaining)
 
 
 def read_card(card: Path) -> dict[str, Any]:
-    """What the head of a README.md says; nothing if it has none, or one that cannot be read: anybody may write it."""
+    """The metadata of a README.md; empty if there is none, or it cannot be read."""
     try:
         entries, _ = split_card(read_bytes(card).decode())
     except (OSError, ValueError, yaml.YAMLError):
@@ -102,19 +96,13 @@ def read_card(card: Path) -> dict[str, Any]:
 
 
 def find_bases(entries: Mapping[str, Any]) -> tuple[str, ...]:
-    """The models on the Hub of which a card says that this one was made from them.
-
-    Example:
-        >>> find_bases({"base_model": "timm/resnet18.a1_in1k"})
-        ('timm/resnet18.a1_in1k',)
-    """
+    """The models on the Hub that a card names as the bases of its own."""
     named = entries.get("base_model")
-    several = named if isinstance(named, list) else [named]
-    return tuple(each for each in several if isinstance(each, str))
+    return tuple(each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str))
 
 
 def find_licence(entries: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of a card about the licence; one that is not the Hub's own goes by its name.
+    """The entries of a card about the licence; one that the Hub does not know has a name of its own.
 
     Example:
         >>> find_licence({"license": "other", "license_name": "dinov3-license"})
@@ -127,160 +115,144 @@ def find_licence(entries: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
-def _download(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:
-    """The file in the cache, compared with the hash that the Hub names; nothing if the repository does not have it."""
-    absent = False
-
-    def fetch() -> Path:
-        nonlocal absent
-        found = _fetch(repository, name, revision, token)
-        absent = found is None
-        return found or Path()
-
-    try:
-        path = fetch_whole(fetch, f"'{name}' of '{repository}'")
-    except ModelError:
-        raise
-    except RetargetError as error:
-        raise ModelError(str(error)) from error
-    return None if absent else path
+class _AbsentError(ModelError):
+    """The repository does not have the file."""
 
 
-def _fetch(repository: str, name: str, revision: str | None, token: str | None) -> Path | None:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+class _Files:
+    """The files of one repository. The first is asked for by branch or tag, all others by its commit."""
 
-    with _explained(repository, revision):
+    def __init__(self, repository: str, revision: str | None, token: str | None, headers: Path | None) -> None:
+        self.repository, self.revision, self.token, self.headers = repository, revision, token, headers
+        self.commit: str | None = None
+        self.folder = Path()
+        self.remaining = 0
+
+    @property
+    def asked(self) -> str | None:
+        return self.commit or self.revision
+
+    def fetch(self, name: str) -> Path | None:
+        """A file in the cache, compared with the hash that the Hub names; None if the repository does not have it."""
         try:
-            return Path(ask(lambda: hf_hub_download(repository, name, revision=revision, token=token)))
-        except RemoteEntryNotFoundError:
+            path = fetch_whole(lambda: self._download(name), f"'{name}' of '{self.repository}'")
+        except _AbsentError:
             return None
-        except (LocalEntryNotFoundError, GaveUp) as error:
-            if _cached(repository, revision, *_OTHER_FORMS.get(name, ())):
-                return None  # the cache has the weights in another form
-            if isinstance(error, GaveUp):
-                raise
-            raise ModelError(
-                f"'{name}' of '{repository}' is not in the cache, and the Hub cannot be asked "
-                "(offline, or no connection); download it once while there is a connection: "
-                f"hf download {repository}{f' --revision {revision}' if revision else ''}"
-            ) from error
-
-
-def _is_there(repository: str, name: str, revision: str | None, token: str | None) -> bool:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import RemoteEntryNotFoundError
-
-    if _cached(repository, revision, name):
-        return True
-    with _explained(repository, revision):
-        try:
-            ask(lambda: get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), token=token))
-        except RemoteEntryNotFoundError:
-            return False
-    return True
-
-
-def _cached(repository: str, revision: str | None, *names: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return any(isinstance(try_to_load_from_cache(repository, name, revision=revision), str) for name in names)
-
-
-@contextmanager
-def _explained(repository: str, revision: str | None) -> Iterator[None]:
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        with explained(ModelError, repository, revision):
-            yield
-    except ModelError as error:
-        if not isinstance(error.__cause__, HFValidationError):
+        except ModelError:
             raise
-        reason = f"is neither a file or folder that exists nor a name the Hub could have: {error.__cause__}"
-        raise ModelError(f"'{repository}' {reason}") from error
+        except RetargetError as error:
+            raise ModelError(str(error)) from error
+        self.folder, self.commit = path.parent, self.commit or path.parent.name  # cache/…/snapshots/commit/name
+        if self.headers is not None:
+            (self.headers / name).symlink_to(path)
+        return path
 
+    def fetch_optional(self, name: str) -> None:
+        """Fetch a file unless the cache remembers that the commit does not have it."""
+        from huggingface_hub import _CACHED_NO_EXIST
 
-def _snapshot(path: Path) -> Path:
-    return path.parent
+        if self._find_cached(name) is not _CACHED_NO_EXIST:
+            self.fetch(name)
 
-
-def _commit(path: Path) -> str | None:
-    folder = _snapshot(path)
-    return folder.name if folder.parent.name == "snapshots" else None
-
-
-def peek_model(
-    repository: str,
-    revision: str | None = None,
-    *,
-    config: bool = True,
-    allow_pickle: bool = False,
-    place: Path,
-    token: str | None,
-) -> tuple[str | None, int]:
-    """Put into a folder what a model on the Hub is, but for the numbers; its commit, and how many bytes those are.
-
-    Of the weights, only the headers come over the line; what is in the cache comes from there, and counts nothing.
-    """
-    commit = None
-    if config:
-        found = _download(repository, CONFIG, revision, token)
-        if found is None:
-            raise ModelError(f"'{repository}' has no {CONFIG}, so it says not what model it is")
-        commit = _commit(found)
-        (place / CONFIG).symlink_to(found)
-        for companion in _fetch_companions(repository, found, commit or revision, token):
-            (place / companion.name).symlink_to(companion)
-    asked = commit or revision
-    if (single := _peek(repository, SAFE, asked, place, token)) is not None:
-        return commit or single[0], single[1]
-    if index := _download(repository, INDEX, asked, token):
-        (place / INDEX).symlink_to(index)
-        shards = {name: _peek(repository, name, _commit(index) or asked, place, token) for name in shard_names(index)}
-        if absent := next((name for name, shard in shards.items() if shard is None), None):
-            raise ModelError(f"'{repository}' lacks '{absent}', which its {INDEX} names")
-        return _commit(index), sum(shard[1] for shard in shards.values() if shard)
-    if _is_there(repository, PICKLE, asked, token):
-        unknown = f"of a pickle, nothing is known before the download: hf download {repository}, and check the folder"
-        raise ModelError(f"'{repository}': {unknown}" if allow_pickle else pickle_only(repository, PICKLE))
-    raise ModelError(f"'{repository}' has no {SAFE}; give a repository with weights")
-
-
-def _peek(
-    repository: str, name: str, revision: str | None, place: Path, token: str | None
-) -> tuple[str | None, int] | None:
-    """Put a weights file without its numbers into a folder; its commit, and the bytes of a download."""
-    from huggingface_hub import (
-        constants,
-        get_hf_file_metadata,
-        hf_hub_url,
-        parse_safetensors_file_metadata,
-        try_to_load_from_cache,
-    )
-    from huggingface_hub.errors import RemoteEntryNotFoundError, SafetensorsParsingError
-
-    cached = try_to_load_from_cache(repository, name, revision=revision)
-    if isinstance(cached, str) and is_whole(Path(cached)):
-        (place / name).symlink_to(cached)
-        return _commit(Path(cached)), 0
-    if constants.HF_HUB_OFFLINE:
-        if _cached(repository, revision, *_OTHER_FORMS.get(name, ())):
-            return None  # the cache has the weights in another form
+    def fetch_weights(self, allow_pickle: bool) -> None:
+        """Fetch one file, the shards of an index, or, on request, a pickle."""
+        if self._fetch_tensors(SAFE):
+            return
+        if index := self.fetch(INDEX):
+            for name in shard_names(index):
+                if not self._fetch_tensors(name):
+                    raise ModelError(f"'{self.repository}' lacks '{name}', which its {INDEX} names")
+            return
+        if allow_pickle and self.headers is None and self.fetch(PICKLE):
+            return
+        if not self._has(PICKLE):
+            raise ModelError(f"'{self.repository}' has no {SAFE}; give a repository with weights for timm")
+        if not allow_pickle:
+            raise ModelError(pickle_only(self.repository, PICKLE))
         raise ModelError(
-            f"'{name}' of '{repository}' is not in the cache, and the Hub is not asked (HF_HUB_OFFLINE is set); "
-            "check while there is a connection"
+            f"'{self.repository}': of a pickle, nothing is known before the download: "
+            f"hf download {self.repository}, and check the folder"
         )
-    with _explained(repository, revision):
-        try:
-            about = ask(lambda: get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), token=token))
-            header = ask(lambda: parse_safetensors_file_metadata(repository, name, revision=revision, token=token))
-        except RemoteEntryNotFoundError:
-            return None
-        except SafetensorsParsingError as error:
-            raise ModelError(f"'{name}' of '{repository}' has a damaged header: {error}") from error
-    end, size = max((each.data_offsets[1] for each in header.tensors.values()), default=0), about.size or 0
-    if end > size:
-        raise ModelError(f"'{name}' of '{repository}' is cut off: it has {size:,} bytes, its header speaks of {end:,}")
-    write_hollow(place / name, header.tensors)
-    return about.commit_hash, size
+
+    def _download(self, name: str) -> Path:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
+        with explained(ModelError, self.repository, self.asked):
+            try:
+                return Path(ask(lambda: hf_hub_download(self.repository, name, revision=self.asked, token=self.token)))
+            except RemoteEntryNotFoundError as error:
+                raise _AbsentError(f"'{self.repository}' does not have '{name}'") from error
+            except (LocalEntryNotFoundError, GaveUp) as error:
+                if self._has_other_form(name):
+                    raise _AbsentError(f"the cache does not have '{name}'") from error
+                if isinstance(error, GaveUp):
+                    raise
+                raise ModelError(
+                    f"'{name}' of '{self.repository}' is not in the cache, and the Hub cannot be asked "
+                    "(offline, or no connection); download it once while there is a connection: "
+                    f"hf download {self.repository}{f' --revision {self.asked}' if self.asked else ''}"
+                ) from error
+
+    def _fetch_tensors(self, name: str) -> bool:
+        """Fetch a file of weights, or its header only; False if the repository does not have it."""
+        if self.headers is None:
+            return self.fetch(name) is not None
+        from huggingface_hub import constants, parse_safetensors_file_metadata
+        from huggingface_hub.errors import RemoteEntryNotFoundError, SafetensorsParsingError
+
+        cached = self._find_cached(name)
+        if isinstance(cached, str) and is_whole(Path(cached)):
+            (self.headers / name).symlink_to(cached)
+            self.commit = self.commit or Path(cached).parent.name
+            return True
+        if constants.HF_HUB_OFFLINE:
+            if self._has_other_form(name):
+                return False
+            raise ModelError(
+                f"'{name}' of '{self.repository}' is not in the cache, and the Hub is not asked (HF_HUB_OFFLINE is "
+                "set); check while there is a connection"
+            )
+        repository, asked, token = self.repository, self.asked, self.token
+        with explained(ModelError, repository, asked):
+            try:
+                about = self._ask_about(name)
+                # `get_safetensors_metadata` would ask for the names of the files again.
+                header = ask(lambda: parse_safetensors_file_metadata(repository, name, revision=asked, token=token))
+            except RemoteEntryNotFoundError:
+                return False
+            except SafetensorsParsingError as error:
+                raise ModelError(f"'{name}' of '{repository}' has a damaged header: {error}") from error
+        end, size = max((each.data_offsets[1] for each in header.tensors.values()), default=0), about.size or 0
+        if end > size:
+            raise ModelError(f"'{name}' of '{repository}' is cut off: it has {size:,} bytes, and its header {end:,}")
+        write_hollow(self.headers / name, header.tensors)
+        self.commit, self.remaining = self.commit or about.commit_hash, self.remaining + size
+        return True
+
+    def _ask_about(self, name: str) -> Any:
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        url = hf_hub_url(self.repository, name, revision=self.asked)
+        return ask(lambda: get_hf_file_metadata(url, token=self.token))
+
+    def _has(self, name: str) -> bool:
+        from huggingface_hub.errors import RemoteEntryNotFoundError
+
+        if isinstance(self._find_cached(name), str):
+            return True
+        with explained(ModelError, self.repository, self.asked):
+            try:
+                self._ask_about(name)
+            except RemoteEntryNotFoundError:
+                return False
+        return True
+
+    def _has_other_form(self, name: str) -> bool:
+        """Whether the cache has the weights in another form."""
+        return any(isinstance(self._find_cached(other), str) for other in _OTHER_FORMS.get(name, ()))
+
+    def _find_cached(self, name: str) -> Any:
+        from huggingface_hub import try_to_load_from_cache
+
+        return try_to_load_from_cache(self.repository, name, revision=self.asked)

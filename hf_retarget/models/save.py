@@ -1,4 +1,4 @@
-"""A model as a folder that its library loads as it is: model.safetensors, config.json and what belongs to them."""
+"""Saves a model as a folder that its library loads: model.safetensors, config.json and what belongs to them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hf_retarget.errors import ModelError, NotFiniteError
-from hf_retarget.models.checkpoint import Checkpoint
-from hf_retarget.models.fit import fit_weights
-from hf_retarget.models.library import LIBRARIES
-from hf_retarget.models.weights import find_not_finite
+from hf_retarget.models.checkpoint import LIBRARIES, Checkpoint
+from hf_retarget.models.weights import find_not_finite, fit_weights
 
 
 def save_model(
@@ -36,14 +34,13 @@ def save_model(
     classes = like.num_classes if num_classes is None else num_classes
     if labels is not None and len(labels) != classes:
         raise ModelError(f"there are {len(labels)} label names for {classes} classes; give one for each, or none")
-    entries = {**like.config, **(config or {})}
-    described = replace(like, config=entries)
-    model = described.skeleton(classes)
+    about = replace(like, num_classes=classes, labels=labels, config={**like.config, **(config or {})})
+    model = about.skeleton()
     ordered = fit_weights(weights, model.state_dict(), str(folder), f"they are no weights of '{like.architecture}'")
     stored = _distinct({name: _stored(name, tensor, like, dtype) for name, tensor in ordered.items()})
     folder = Path(folder)
     try:
-        LIBRARIES[like.library].write(folder, stored, described.describe(classes, labels), model)
+        LIBRARIES[like.library].write(folder, stored, about, model)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot write the model to '{folder}': {error}") from error
     return folder
@@ -67,7 +64,10 @@ def _stored(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | No
 
 
 def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses tensors that share memory, as tied weights do: all but the first are copied."""
+    """safetensors refuses tensors that share memory, as tied weights do: all but the first are copied.
+
+    `huggingface_hub.save_torch_state_dict` would leave them out, and then not every library finds them.
+    """
     seen: set[int] = set()
     distinct = {}
     for name, tensor in tensors.items():

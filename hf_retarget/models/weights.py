@@ -1,4 +1,4 @@
-"""Weights on disk: which files hold them, and what is in them, with or without numbers. Pickles only if asked for."""
+"""Weights: the files that hold them, reading and writing, and fitting them to a model. Pickles only on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,24 @@ from hf_retarget.errors import ModelError
 from hf_retarget.files import atomic_path, load_tensors
 from hf_retarget.untrusted import read_json
 
+SAFE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".tar")
+SUFFIXES = (".safetensors", *PICKLES)
+
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
+"""Where training scripts put the weights in a larger file; averaged weights first, as timm does."""
+_PREFIXES = ("module.", "_orig_mod.", "timm_model.", "model.")
+"""What DistributedDataParallel, torch.compile, transformers and Lightning put before every name."""
+_COUNTER = "num_batches_tracked"
+
+
+# ---- tensors
+
 
 def fits(tensor: Tensor, place: Tensor | None) -> bool:
-    """Whether a tensor has the shape of the place it is meant for.
-
-    Example:
-        >>> fits(torch.zeros(2), torch.zeros(3)), fits(torch.zeros(2), None)
-        (False, False)
-    """
+    """Whether a tensor has the shape of the place it is meant for."""
     return place is not None and place.shape == tensor.shape
 
 
@@ -63,27 +74,23 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def without_numbers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same names, shapes and types on the meta device, where they take no memory.
-
-    Example:
-        >>> without_numbers({"w": torch.zeros(2)})["w"].is_meta
-        True
-    """
+    """The same names, shapes and types on the meta device, where they take no memory."""
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in weights.items()}
 
 
-SAFE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLE = "pytorch_model.bin"
-PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".tar")
-SUFFIXES = (".safetensors", *PICKLES)
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw the CPU's random numbers from this seed within the block; afterwards, they continue as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach other devices, and stay there
+        yield
 
-_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
-"""Where training scripts put the weights among the rest; averaged weights first, as timm does."""
+
+# ---- files
 
 
 def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold the weights of a folder: one, the shards of an index, or, if asked for, a pickle."""
+    """The files that hold the weights of a folder: one, the shards of an index, or, on request, a pickle."""
     if (folder / SAFE).is_file():
         return [folder / SAFE]
     if (folder / INDEX).is_file():
@@ -105,12 +112,7 @@ def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> lis
 
 
 def pickle_only(where: str, name: str) -> str:
-    """The refusal of weights that could run code.
-
-    Example:
-        >>> pickle_only("org/model", "pytorch_model.bin").partition(",")[0]
-        "'org/model' has its weights only as a pickle ('pytorch_model.bin')"
-    """
+    """The message for weights that are refused because reading them could run code."""
     return (
         f"'{where}' has its weights only as a pickle ('{name}'), which can run code when it is read; "
         "convert it to safetensors, or say --allow-pickle (only tensors are then read from it)"
@@ -118,7 +120,7 @@ def pickle_only(where: str, name: str) -> str:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files a model.safetensors.index.json names, each once, in order."""
+    """The files that a model.safetensors.index.json names, each once, in order; only files beside it."""
     try:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -129,16 +131,17 @@ def shard_names(index: Path) -> list[str]:
     return names
 
 
-def read_weights(files: Iterable[Path], *, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """All tensors of some files, in the dtypes they are stored in."""
+def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: bool = True) -> dict[str, Tensor]:
+    """All tensors of some files, in the dtypes they are stored in; without `numbers`, on the meta device."""
     weights: dict[str, Tensor] = {}
     for path in files:
         if not path.is_file():
             raise ModelError(f"the weights '{path}' are missing")
-        found = _read_safe(path) if path.suffix == ".safetensors" else _read_pickle(path, allow_pickle)
-        if broken := find_not_finite(found):
+        safe = path.suffix == ".safetensors"
+        found = _read_safe(path) if safe else _read_pickle(path, allow_pickle)
+        if (numbers or not safe) and (broken := find_not_finite(found)):
             raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite numbers; the model was saved when broken")
-        weights |= found
+        weights |= found if numbers else without_numbers(found)
     if not weights:
         raise ModelError("there are no tensors in the weights")
     return weights
@@ -146,7 +149,7 @@ def read_weights(files: Iterable[Path], *, allow_pickle: bool = False) -> dict[s
 
 def _read_safe(path: Path) -> dict[str, Tensor]:
     try:
-        return load_tensors(path)[0]
+        return load_tensors(path)[0]  # mapped into memory: numbers are read when they are used
     except OSError as error:
         raise ModelError(
             f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
@@ -179,34 +182,19 @@ def _unwrap(content: Any) -> dict[str, Tensor] | None:
     return tensors or None
 
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write model.safetensors, the same bytes for the same content.
 
+    In one file: timm reads no shards, so `split_torch_state_dict_into_shards` is of no use here.
+    """
+    from safetensors.torch import save_file
 
-def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
-    """All tensors of some safetensors files, on the meta device; a file that is not whole is an error."""
-    found: dict[str, Tensor] = {}
-    for path in files:
-        found |= _read(path)
-    if not found:
-        raise ModelError("there are no tensors in the weights")
-    return found
+    with atomic_path(folder / SAFE) as temporary:
+        save_file(tensors, temporary, {"format": "pt"})  # transformers asks for the entry
 
 
 def write_hollow(path: Path, tensors: Mapping[str, Any]) -> None:
-    """A file with the same tensors as one elsewhere, and a hole where the numbers are, which takes no room on disk."""
+    """A file with the tensors of a remote header, and a hole instead of the numbers, which takes no room on disk."""
     entries = {
         name: {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": list(each.data_offsets)}
         for name, each in tensors.items()
@@ -218,34 +206,66 @@ def write_hollow(path: Path, tensors: Mapping[str, Any]) -> None:
         file.truncate(8 + len(header) + end)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise ModelError(f"the weights '{path}' are missing")
-    tensors = {}
-    try:
-        with safe_open(str(path), "pt") as file:
-            for name in file.keys():  # noqa: SIM118  not a dict
-                part = file.get_slice(name)
-                tensors[name] = torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype(), path), device="meta")
-    except (SafetensorError, OSError, RuntimeError, OverflowError, TypeError, ValueError) as error:
-        fact = str(error).partition("\n")[0]  # torch adds a page about itself
-        raise ModelError(
-            f"'{path}' is not a whole safetensors file: {fact}; was it cut off? Copy or download it again"
-        ) from error
-    return tensors
+# ---- fitting to a model
 
 
-def _dtype(name: str, path: Path) -> torch.dtype:
-    if name not in _DTYPES:
-        raise ModelError(f"'{path}' holds tensors of type '{name}', which cannot be ported")
-    return _DTYPES[name]
+def strip_prefixes(weights: Mapping[str, Tensor], expected: Collection[str]) -> dict[str, Tensor]:
+    """The tensors without a prefix that all of them have, unless the model has it, too.
+
+    Example:
+        >>> list(strip_prefixes({"module.fc.bias": torch.zeros(2)}, ["fc.bias"]))
+        ['fc.bias']
+    """
+    stripped = dict(weights)
+    while not any(name in expected for name in stripped):
+        prefix = next((each for each in _PREFIXES if all(name.startswith(each) for name in stripped)), None)
+        if prefix is None:
+            break
+        stripped = {name.removeprefix(prefix): tensor for name, tensor in stripped.items()}
+    return stripped
 
 
-def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write model.safetensors, the same bytes for the same content."""
-    from safetensors.torch import save_file
+def fit_weights(
+    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str, advice: str
+) -> dict[str, Tensor]:
+    """The tensors in the model's order, if they match its names and shapes; otherwise an error names the first.
 
-    with atomic_path(folder / SAFE) as temporary:
-        save_file(tensors, temporary, {"format": "pt"})  # transformers asks for the entry
+    BatchNorm's counters may be missing: they have no influence, and some formats leave them out.
+
+    Example:
+        >>> fit_weights({"w": torch.zeros(2)}, {"w": torch.zeros(3)}, "a.pth", "why?")
+        Traceback (most recent call last):
+        ...
+        hf_retarget.errors.ModelError: 'a.pth' does not fit: 1 tensor has another shape (w is [2], not [3]); why?
+    """
+    counters = {name: torch.zeros_like(place) for name, place in expected.items() if name.endswith(_COUNTER)}
+    whole = {**counters, **weights}
+    if differing := describe_differences(whole, expected):
+        raise ModelError(f"'{where}' does not fit: {differing}; {advice}")
+    return {name: whole[name] for name in expected}
+
+
+def describe_differences(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """What differs between tensors and those expected, the first of each kind; empty if nothing does.
+
+    Example:
+        >>> describe_differences({"a": torch.zeros(1)}, {"b": torch.zeros(2, 2)})
+        '1 tensor is missing (b [2, 2]), 1 tensor is unexpected (a [1])'
+    """
+    missing = [f"{name} {list(place.shape)}" for name, place in expected.items() if name not in weights]
+    unexpected = [f"{name} {list(tensor.shape)}" for name, tensor in weights.items() if name not in expected]
+    shapes = [
+        f"{name} is {list(weights[name].shape)}, not {list(place.shape)}"
+        for name, place in expected.items()
+        if name in weights and not fits(weights[name], place)
+    ]
+    kinds = [
+        (missing, "is missing", "are missing"),
+        (unexpected, "is unexpected", "are unexpected"),
+        (shapes, "has another shape", "have other shapes"),
+    ]
+    return ", ".join(
+        f"1 tensor {one} ({found[0]})" if len(found) == 1 else f"{len(found)} tensors {many} (first: {found[0]})"
+        for found, one, many in kinds
+        if found
+    )

@@ -1,135 +1,196 @@
-"""Which files of a finished folder go to the Hub: those that this package writes, and nothing else."""
+"""What of a finished folder goes to the Hub: the files this package writes, with local paths cut to their last part."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from typing import Any
 
-from hf_retarget.errors import PublishError
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+from hf_retarget.document import read_document
+from hf_retarget.errors import PortError, PublishError
+from hf_retarget.files import to_json
+from hf_retarget.names import CARD, FINETUNE, GRAPH, INITIAL_HEAD, MODEL_CONFIG, PERMUTATION, PORT, RECIPE, REPORT
+from hf_retarget.untrusted import parse_json, parse_yaml, read_json
 
-CONFIG, WEIGHTS, INDEX, CARD = "config.json", "model.safetensors", "model.safetensors.index.json", "README.md"
+WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
 
 KNOWN = (
-    CONFIG,
-    WEIGHTS,
-    INDEX,
-    "model-*-of-*.safetensors",
-    CARD,
-    "preprocessor_config.json",
-    "port.json",
-    "finetune.json",
-    "recipe.yaml",
-    "permutation.safetensors",
-    "initial_head.safetensors",
-    "graph.json",
-    "report.html",
-    "figures/*.png",
-    "figures/*.svg",
-    "plane/plane.*",
+    *(MODEL_CONFIG, "preprocessor_config.json", WEIGHTS, INDEX, SHARDS),
+    *(CARD, PORT, FINETUNE, RECIPE, REPORT, PERMUTATION, INITIAL_HEAD, GRAPH),
+    *("figures/*.png", "figures/*.svg", "plane/plane.*"),
 )
 """Everything that belongs to a finished port or fine-tuning."""
 
 TRAJECTORY = "trajectory/*"
-"""Large, and of use only to those who port along it: only if asked for."""
+"""Large, and only of use for further ports along it: pushed only on request."""
 
-
-SAMPLES = ("report.html", "figures/samples.*")
-"""What shows images of the data: if those are not on the Hub themselves, only if asked for."""
+SAMPLES = (REPORT, "figures/samples.*")
+"""Files that show images of the data: unless the data are on the Hub, pushed only on request."""
 
 
 def list_contents(
     folder: str | Path, *, trajectory: bool = False, samples: bool = False
 ) -> tuple[dict[str, Path], list[str]]:
-    """The files of a finished folder that are pushed, by their paths there, and the names of what is left out."""
+    """The files of a finished folder to push, by their paths in the repository, and the names of those left out."""
     place = Path(folder)
     _check_finished(place)
-    patterns = (*KNOWN, *((TRAJECTORY,) if trajectory else ()))
-    secret = SAMPLES if not samples and shows_private_images(place) else ()
+    patterns = (*KNOWN, TRAJECTORY) if trajectory else KNOWN
+    private = () if samples or not _shows_private_images(place) else SAMPLES
     files, left_out = {}, []
     for path in sorted(place.rglob("*")):
-        name = path.relative_to(place).as_posix()
-        hidden = any(part.startswith(".") for part in Path(name).parts)
-        if path.is_symlink():  # what it leads to may be anything on this machine
+        name = path.relative_to(place)
+        if path.is_symlink():  # it may lead to anything on this machine
             raise PublishError(f"'{name}' in '{folder}' is a link; put the file itself there, or remove the link")
-        if hidden or not path.is_file():
+        if any(part.startswith(".") for part in name.parts) or not path.is_file():
             continue
-        if fits(name, patterns) and not fits(name, secret):
-            files[name] = path
+        if matches(name.as_posix(), patterns) and not matches(name.as_posix(), private):
+            files[name.as_posix()] = path
         else:
-            left_out.append(name)
+            left_out.append(name.as_posix())
     return files, left_out
 
 
-def fits(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a path is one of those; a star does not reach into folders.
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a path matches one of the patterns; a star does not reach into folders.
 
     Example:
-        >>> fits("figures/curve.png", ("figures/*.png",)), fits("a/figures/curve.png", ("*/*.png",))
+        >>> matches("figures/curve.png", ("figures/*.png",)), matches("a/figures/curve.png", ("*/*.png",))
         (True, False)
     """
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
 
 
-def shows_private_images(folder: Path) -> bool:
-    """Whether a port shows images of a dataset that did not come from the Hub (or whose origin cannot be told).
+def list_weights(files: Mapping[str, Path]) -> list[str]:
+    """The files that hold the weights, among those that are pushed."""
+    return [WEIGHTS] if WEIGHTS in files else [name for name in files if fnmatch(name, SHARDS)]
 
-    Example:
-        >>> shows_private_images(Path("no-port"))
-        False
-    """
+
+def _shows_private_images(folder: Path) -> bool:
+    """Whether a port shows images of data that are not from the Hub, or of unknown origin."""
     try:
-        document = read_json(folder / "port.json", MAX_DOCUMENT_BYTES)
-        return bool(document.get("samples")) and document["inputs"]["data"]["revision"] is None
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return True
-
-
-def list_weights(files: dict[str, Path]) -> list[str]:
-    """Those of the files that hold the weights.
-
-    Example:
-        >>> list_weights({"config.json": Path("config.json"), "model.safetensors": Path("model.safetensors")})
-        ['model.safetensors']
-    """
-    return [WEIGHTS] if WEIGHTS in files else [name for name in files if fnmatch(name, "model-*-of-*.safetensors")]
+        document = read_document(folder / PORT)
+    except PortError:
+        return (folder / PORT).exists()
+    return bool((document.samples or {}).get("images")) and document.data.revision is None
 
 
 def _check_finished(folder: Path) -> None:
+    made = "name a folder that 'hf-retarget port' or 'finetune' has made"
     if not folder.is_dir():
-        raise PublishError(f"there is no folder '{folder}'; name one that 'hf-retarget port' or 'finetune' has made")
+        raise PublishError(f"there is no folder '{folder}'; {made}")
     if re.fullmatch(r"\..+\.(work|tmp)", folder.resolve().parent.name):
-        raise PublishError(f"'{folder}' is the work of a run that is not finished; go on with --resume, then push")
-    needed = (CONFIG, INDEX if (folder / INDEX).is_file() else WEIGHTS)
-    if missing := next((name for name in needed if not (folder / name).is_file()), None):
-        raise PublishError(
-            f"'{folder}' is no finished model: there is no {missing} in it; "
-            "name a folder that 'hf-retarget port' or 'finetune' has made"
-        )
+        raise PublishError(f"'{folder}' belongs to a run that is not finished; continue it with --resume, then push")
+    sharded = (folder / INDEX).is_file()
+    for name in (MODEL_CONFIG, INDEX if sharded else WEIGHTS):
+        if not (folder / name).is_file():
+            raise PublishError(f"'{folder}' is no finished model: there is no {name} in it; {made}")
     try:
-        read_json(folder / CONFIG)
-        for path in _weight_files(folder):
-            read_names(path)
+        read_json(folder / MODEL_CONFIG)
+        shards = read_json(folder / INDEX)["weight_map"].values() if sharded else (WEIGHTS,)
+        for name in sorted(set(shards)):
+            _check_whole(folder / Path(name).name)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PublishError(f"'{folder}' is damaged: {' '.join(str(error).split())}; make it again") from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if not (folder / INDEX).is_file():
-        return [folder / WEIGHTS]
-    shards = read_json(folder / INDEX)["weight_map"].values()
-    return [folder / Path(name).name for name in sorted(set(shards))]
-
-
-def read_names(path: Path) -> list[str]:
-    """The names of the tensors in a file; raises OSError if it is not whole."""
+def _check_whole(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(path), "np") as file:  # torch would take seconds to import, and only names are read
-            return sorted(file.keys())
+        with safe_open(str(path), "np") as file:  # importing torch would take seconds, and only names are read
+            file.keys()
     except SafetensorError as error:
         raise OSError(f"{path.name} is not a whole safetensors file ({error})") from error
+
+
+# ---- paths of this machine
+
+
+def shorten_path(text: str) -> str:
+    """The last part of an absolute path; anything else as it is, relative paths included.
+
+    Example:
+        >>> shorten_path("/home/ada/photos/"), shorten_path("timm/resnet18"), shorten_path("local-dir:~/tuned")
+        ('photos', 'timm/resnet18', 'local-dir:tuned')
+    """
+    scheme = "local-dir:" if text.startswith("local-dir:") else ""
+    path = text.removeprefix(scheme)
+    kind: type[PurePath] = PureWindowsPath if PureWindowsPath(path).drive else PurePosixPath
+    local = "\n" not in path and (path.startswith("~") or kind(path).is_absolute())
+    return scheme + kind(path).name if local and kind(path).name else text
+
+
+def shorten_command(command: str) -> str:
+    """A command line with the last parts of its paths.
+
+    Example:
+        >>> shorten_command("hf-retarget port --data '/home/ada/my photos' --src-base=/old --steps 3")
+        "hf-retarget port --data 'my photos' --src-base=old --steps 3"
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # quotes that do not close: not what a shell has run
+        return command
+    short = [_shorten_word(word) for word in words]
+    return command if short == words else shlex.join(short)
+
+
+def _shorten_word(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name + equals + shorten_path(value) if equals and name.startswith("-") else shorten_path(word)
+
+
+def shorten_all(value: Any) -> Any:
+    """A document or a recipe with the last parts of its paths.
+
+    Example:
+        >>> shorten_all({"data": {"reference": "/home/ada/photos"}, "command": "hf-retarget port --out /tmp/x"})
+        {'data': {'reference': 'photos'}, 'command': 'hf-retarget port --out x'}
+    """
+    if isinstance(value, dict):
+        return {
+            key: _SHORTEN[key](each) if key in _SHORTEN and isinstance(each, str) else shorten_all(each)
+            for key, each in value.items()
+        }
+    return [shorten_all(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+_SHORTEN: dict[str, Callable[[str], str]] = {"reference": shorten_path, "command": shorten_command}
+"""Entries that hold paths. Others only look like paths: OpenImages has a label '/m/01g317'."""
+
+
+def identify(reference: object) -> str | None:
+    """A hash that tells local paths apart without revealing them; None for anything else.
+
+    Example:
+        >>> identify("/home/ada/photos") == identify("/home/bob/photos"), identify("timm/resnet18")
+        (False, None)
+    """
+    text = str(reference)
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if shorten_path(text) != text else None
+
+
+def shorten_file(name: str, text: str, command: str = "") -> str:
+    """The text of a file to publish, with the last parts of its paths; `command` is the one that an HTML page shows.
+
+    Example:
+        >>> shorten_file("recipe.yaml", "data:\\n  reference: /home/ada/photos\\n")
+        'data:\\n  reference: photos\\n'
+    """
+    import yaml
+    from markupsafe import escape  # as the page does
+
+    if name.endswith(".html"):
+        return text.replace(str(escape(command)), str(escape(shorten_command(command)))) if command else text
+    is_json = name.endswith(".json")
+    try:
+        before = parse_json(text) if is_json else parse_yaml(text)
+    except (ValueError, yaml.YAMLError):
+        return text
+    if (after := shorten_all(before)) == before:
+        return text
+    return to_json(after) + "\n" if is_json else yaml.safe_dump(after, sort_keys=False, allow_unicode=True, width=120)

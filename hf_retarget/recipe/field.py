@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hf_retarget.errors import RecipeError
+from hf_retarget.words import nearest
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,6 @@ def _resolve(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
     if origin is Literal:
         return str, False, arguments
     return origin or hint, False, ()
-
-
-def nearest(name: Any, names: Iterable[str]) -> str:
-    """The end of a message about a wrong name: the one that was probably meant, or nothing.
-
-    Example:
-        >>> nearest("stpes", ["steps", "seed"])
-        "; did you mean 'steps'?"
-    """
-    found = difflib.get_close_matches(str(name), list(names), n=1)
-    return f"; did you mean '{found[0]}'?" if found else ""
 
 
 def _read_exactly(kind: type) -> Callable[[Any], Any]:

@@ -1,10 +1,14 @@
-"""What a recipe can say about the port itself."""
+"""Every option of a recipe, with its default, help and limits: what it says about images, the port and fine-tuning."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from hf_retarget.contenders import method_names
+from hf_retarget.errors import RecipeError
+from hf_retarget.names import PORT_HEADS
 from hf_retarget.recipe.field import fields_of
 
 
@@ -12,14 +16,47 @@ def _option(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"help": help, **limits})
 
 
-# By name, because to import the methods is to import torch; a test compares them with the registered ones.
-METHODS = ("fgmt", "fgmt-sign", "gmt", "naive", "naive-sign", "oracle", "permuted-source", "rebasin")
-HEADS = ("auto", "zero", "shared", "given", "own")
-CONTROLS = ("full", "naive", "none")
+class _Options:
+    """Checks every value against what its field declares."""
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for each in fields_of(type(self), self.section):
+            each.read(getattr(self, each.name))
 
 
 @dataclass(frozen=True)
-class PortOptions:
+class DataOptions(_Options):
+    """The `data:` section of a recipe.
+
+    Example:
+        >>> DataOptions(reference="fashion-mnist", limit=100).validation
+        0.1
+    """
+
+    section = "data"
+
+    reference: str = _option("", "embedded name, Hub id, image folder, or parquet/arrow file, folder or glob")
+    config: str | None = _option(None, "configuration of a Hub dataset that has several")
+    revision: str | None = _option(None, "commit, tag or branch of a Hub dataset")
+    train_split: str | None = _option(None, "split to train on (found if not given)")
+    test_split: str | None = _option(
+        None, "split to test on (found if not given; without any, 10 % of the training split is held out)"
+    )
+    image_column: str | None = _option(None, "column of the images (found if not given)")
+    label_column: str | None = _option(None, "column of the labels (found if not given)")
+    validation: float = _option(0.1, "share of the training split kept for validation", least=0, below=1)
+    seed: int = _option(0, "seed of the split into training and validation", least=0)
+    classes: tuple[str, ...] = _option((), "keep only these labels, renumbered in this order (all if empty)")
+    limit: int | None = _option(None, "use at most this many images of each split", least=2)
+    image_size: int | None = _option(
+        None, "height and width of the model's input (the model's own if not given)", least=1
+    )
+
+
+@dataclass(frozen=True)
+class PortOptions(_Options):
     """The `port:` section of a recipe.
 
     Example:
@@ -27,7 +64,9 @@ class PortOptions:
         5
     """
 
-    method: str = _option("fgmt-sign", "how the permutation is found, and what is added of it", choices=METHODS)
+    section = "port"
+
+    method: str = _option("fgmt-sign", "how the permutation is found, and what is added of it", choices=method_names())
     trajectory: str = _option(
         "linear",
         "straight line to the tuned weights, or the checkpoints of the fine-tuning",
@@ -39,7 +78,7 @@ class PortOptions:
     grad_batches: int = _option(5, "minibatches behind each gradient", least=1)
     micro_batch: int | None = _option(None, "images that go through the model at once (all if not given)", least=1)
     bn_batches: int = _option(5, "minibatches that re-estimate the BatchNorm statistics", least=0)
-    head: str = _option("auto", "classifier that both bases get before the port", choices=HEADS)
+    head: str = _option("auto", "classifier that both bases get before the port", choices=PORT_HEADS)
     seed: int = _option(0, "seed of minibatches, head and solver", least=0)
     start: str = _option("restart", "solver starts at the identity, or at the step before", choices=("restart", "warm"))
     restarts: int = _option(1, "times that the solver runs at each step, in other orders; the best counts", least=1)
@@ -54,13 +93,64 @@ class PortOptions:
     early_stop: int | None = _option(
         None, "stop after this many steps without a better validation score (never if not given)", least=1
     )
-    control: str = _option("full", "what the port is compared with", choices=CONTROLS)
+    control: str = _option("full", "what the port is compared with", choices=("full", "naive", "none"))
     check: bool = _option(True, "verify the permutation graph before the port")
     samples: int = _option(
         12, "test images that the report shows, with what the models say (0: none)", least=0, most=48
     )
     eval_batch: int = _option(256, "images in a minibatch of an evaluation", least=1)
 
+
+@dataclass(frozen=True)
+class TrainOptions(_Options):
+    """The `finetune:` section of a recipe. With neither steps nor epochs there is no fine-tuning.
+
+    Example:
+        >>> TrainOptions(epochs=2, batch_size=100).total_steps(1050)
+        21
+    """
+
+    section = "finetune"
+
+    steps: int = _option(0, "optimizer steps to take (or give epochs)", least=0)
+    epochs: float = _option(0.0, "passes over the training split (or give steps)", least=0)
+    batch_size: int = _option(128, "images in a step", least=1)
+    optimizer: str = _option("sgd", "how the weights are updated", choices=("sgd", "adamw"))
+    lr: float = _option(0.01, "learning rate at its highest", above=0)
+    momentum: float = _option(0.9, "momentum of SGD, or the first beta of AdamW", least=0, below=1)
+    weight_decay: float = _option(1e-4, "weight decay, on all parameters", least=0)
+    schedule: str = _option(
+        "cosine", "the learning rate after the warm-up: cosine (down to 0) or constant", choices=("cosine", "constant")
+    )
+    warmup: int = _option(0, "steps in which the learning rate rises to its highest", least=0)
+    label_smoothing: float = _option(0.0, "share of a label that is spread over all classes", least=0, below=1)
+    clip: float = _option(0.0, "largest norm of a gradient; longer ones are shortened (0: never)", least=0)
+    augment: bool = _option(False, "augment the images, as timm does for training")
+    freeze: tuple[str, ...] = _option(
+        (), "names of modules or parameters that stay as they are (layer1, blocks.0.attn, …)"
+    )
+    seed: int = _option(0, "seed of the order of the images, augmentation and dropout")
+    evaluate_every: int = _option(0, "steps between two scores, the start included (0: only at the end)", least=0)
+    checkpoint_every: int = _option(0, "steps between two checkpoints (0: a tenth of the training)", least=0)
+
     def __post_init__(self) -> None:
-        for each in fields_of(PortOptions, "port"):
-            each.read(getattr(self, each.name))
+        super().__post_init__()
+        if self.steps and self.epochs:
+            raise RecipeError(f"give steps ({self.steps}) or epochs ({self.epochs:g}), not both; set one of them to 0")
+
+    def total_steps(self, samples: int) -> int:
+        """How many steps to take on a split of this many images: all minibatches are full, across epochs."""
+        return self.steps or math.ceil(round(self.epochs * samples / self.batch_size, 6))
+
+    def learning_rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0, out of `steps`.
+
+        Example:
+            >>> [round(TrainOptions(lr=1, warmup=2).learning_rate(step, 6), 2) for step in range(6)]
+            [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+        """
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * (step - self.warmup) / (steps - self.warmup))) / 2

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hf_retarget.files import write_text
 from hf_retarget.recipe.field import Field
-from hf_retarget.recipe.load import load_recipe, preset_names, recipe_names
-from hf_retarget.recipe.recipe import SECTIONS, fields
+from hf_retarget.recipe.recipe import SECTIONS, fields, load_recipe, preset_names, recipe_names
 
 _BETWEEN = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
 

@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from hf_retarget.report.classes import list_classes, ours, theirs
-from hf_retarget.report.curves import chance, list_paid, list_walks
-from hf_retarget.report.neurons import list_groups
-from hf_retarget.report.page import number, percent
-
-Document = dict[str, Any]
+from hf_retarget.document import ContenderFigures, PortDocument
+from hf_retarget.report.classes import list_classes
+from hf_retarget.report.curves import list_paid
+from hf_retarget.words import number, percent
 
 
-def caption_curve(document: Document) -> str:
+def caption_curve(document: PortDocument) -> str:
     """On the accuracy along the trajectory."""
-    best, guess = document["steps"][document["best_step"] - 1], chance(document)
+    best, port = document.best, document.port
+    if best is None:
+        return ""
     words = (
-        f"Each step adds a little more of the fine-tuning to the new base. The port is best at step {best['step']}: "
-        f"{percent(best['top1'])}; guessing gives {percent(guess)}. "
+        f"Each step adds a little more of the fine-tuning to the new base. The port is best at step {best.step}: "
+        f"{percent(best.top1)}; guessing gives {percent(document.chance)}. "
     )
-    walks = list_walks(document)
-    rival = "masked" if "masked" in walks else "naive"
-    if rival in walks:
-        words += _compare(document, rival, best["top1"], max(each["top1"] for each in walks[rival]))
-    last = document["steps"][-1]
-    if best["top1"] > last["top1"] + 0.02:
-        words += f" After the best step it falls to {percent(last['top1'])}, so the port stops at the best one."
+    if unmatched := document.unmatched:
+        words += _compare(port, unmatched)
+    last = port.steps[-1]
+    if best.top1 > last.top1 + 0.02:
+        words += f" After the best step it falls to {percent(last.top1)}, so the port stops at the best one."
     return words.strip()
 
 
-def _compare(document: Document, rival: str, best: float, top: float) -> str:
+def _compare(port: ContenderFigures, unmatched: ContenderFigures) -> str:
     """On what the port would be without matching."""
-    mask = "the mask, which takes of each step only what goes downhill for the new base"
-    if document["recipe"]["port"]["method"] == "naive-sign" and not document["permutation"]["given"]:
-        return f"No neuron is matched here; without {mask}, the naive port gets to {percent(top)}."
-    what = f"{mask}, alone" if rival == "masked" else "the naive port"
-    if best > top + 0.05:
-        return f"Without matching, {what} gets no further than {percent(top)}: the matching does the work."
-    return f"Without any matching, {what} gets to {percent(top)}: here, the matching does little."
+    what, top = unmatched.row.label.partition(",")[0], percent(unmatched.validation)
+    if port.validation > unmatched.validation + 0.05:
+        return f"Without matching ({what}) it gets no further than {top}: the matching does the work."
+    return f"Without any matching ({what}) it gets to {top}: here, the matching does little."
 
 
-def caption_price(document: Document) -> str:
+def caption_price(document: PortDocument) -> str:
     """On the accuracy at the same price."""
-    paid = list_paid(document)
     words = "The same price means: as many training images behind the gradients. "
-    if "control" not in paid:
+    ends = {each.name: each.curve[-1][1] for each in list_paid(document)}
+    plain, ours = document.alternative, document.result
+    if plain is None or plain.name not in ends:
         return words + "Plain fine-tuning was not run."
-    last = paid["finetuned" if "finetuned" in paid else "port"][-1][1]
-    plain = paid["control"][-1][1]
-    what = "Port and fine-tuning" if "finetuned" in paid else "The port"
+    what = "Port and fine-tuning" if ours.role == "after" else "The port"
     return (
-        words + f"{what} ends at {percent(last)} of the validation images, plain fine-tuning of the new base at "
-        f"{percent(plain)}. A port pays where its line is above that one. The verdict is about the test images."
+        words + f"{what} ends at {percent(ends.get(ours.name))} of the validation images, plain fine-tuning of the new "
+        f"base at {percent(ends[plain.name])}. A port pays where its line is above that one. The verdict is about the "
+        "test images."
     )
 
 
-def caption_cosines(document: Document) -> str:
+def caption_cosines(document: PortDocument) -> str:
     """On the cosines of the gradients."""
-    steps = [each["cosines"] for each in document["steps"] if each.get("cosines")]
+    steps = [each.cosines for each in document.port.steps if each.cosines]
     means = {key: _mean([each.get(key) for each in steps[1:] or steps]) for key in ("before", "unseen", "after")}
     words = (
         "The method assumes that, with the neurons matched, both networks want to learn in the same direction: "
@@ -74,9 +67,9 @@ def caption_cosines(document: Document) -> str:
     return words + (". Above the orange line is good." if holds else ". No better than unmatched: expect little.")
 
 
-def caption_moved(document: Document) -> str:
+def caption_moved(document: PortDocument) -> str:
     """On the neurons that moved."""
-    groups = list_groups(document)
+    groups = document.matching.get("groups", ())
     still = sum(not group["moved"] for group in groups)
     words = "Networks that were trained apart keep alike features in different places: to move most neurons is normal. "
     if still:
@@ -84,9 +77,9 @@ def caption_moved(document: Document) -> str:
     return words.strip()
 
 
-def caption_groups(document: Document) -> str:
+def caption_groups(document: PortDocument) -> str:
     """On the fit of each group."""
-    known = [group for group in list_groups(document) if group.get("after") is not None]
+    known = [group for group in document.matching.get("groups", ()) if group.get("after") is not None]
     best = max(known, key=lambda group: group["after"] - group["before"])
     return (
         "Where the blue dot is far above the orange square, matching found neurons that learn alike. Most was gained "
@@ -95,35 +88,37 @@ def caption_groups(document: Document) -> str:
     )
 
 
-def caption_sweeps(document: Document) -> str:
+def caption_sweeps(document: PortDocument) -> str:
     """On the sweeps of the search."""
-    best = document["steps"][document["best_step"] - 1]
+    best = document.best
     return (
-        f"The search at step {best['step']} looked at all groups again and again until nothing improved: "
-        f"{best['sweeps']} sweeps. 100% would mean that every neuron has an exact twin, which no two networks have."
+        ""
+        if best is None
+        else (
+            f"The search at step {best.step} went over all groups until nothing improved: {best.sweeps} sweeps. "
+            "100% would mean that every neuron has an exact twin, which no two networks have."
+        )
     )
 
 
-def caption_batchnorm(document: Document) -> str:
+def caption_batchnorm(document: PortDocument) -> str:
     """On the BatchNorm reset."""
-    facts = document["batchnorm"]
     return (
-        f"The ported network gets statistics of its own, from {facts['batches']} minibatches. Where the lines part, "
-        "the statistics of the new base would no longer have fitted; that they part is normal."
+        f"The ported network gets statistics of its own, from {document.batchnorm['batches']} minibatches. Where the "
+        "lines part, the statistics of the new base would no longer have fitted; that they part is normal."
     )
 
 
-def caption_classes(document: Document) -> str:
+def caption_classes(document: PortDocument) -> str:
     """On the accuracy on each class."""
     rows = [row for row in list_classes(document) if row[1] is not None]
-    them = theirs(document)
-    if not them:
+    rival = document.rival
+    if not rival:
         return "There is nothing to compare with."
     up, down = (sum(sign * ((mine or 0) - (other or 0)) > 0 for _, mine, other in rows) for sign in (1, -1))
-    what = "port and fine-tuning" if ours(document) == "finetuned" else "the port"
-    whom = {"control": "plain fine-tuning", "masked": "the mask alone", "naive": "the naive port"}[them]
+    what = "port and fine-tuning" if document.result.role == "after" else "the port"
     few = "" if len(rows) <= 30 else " Shown are the 15 with the largest lead and the 15 with the largest lag."
-    return f"On {up} of {len(rows)} classes {what} is above {whom}, on {down} below.{few}"
+    return f"On {up} of {len(rows)} classes {what} is above {rival.row.short}, on {down} below.{few}"
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""Charts: drawn once by matplotlib, written as SVG and PNG, and put into a page with its colours and tooltips."""
+"""Charts: drawn by matplotlib, saved as SVG and PNG, and shown in pages with tooltips and the colours of the page."""
 
 from __future__ import annotations
 
@@ -13,24 +13,12 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from hf_retarget.files import atomic_path
+from hf_retarget.report.palette import COLOURS, all_colours
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
 
-COLOURS = {
-    "text": "#1f2430",
-    "muted": "#5b6472",
-    "line": "#c3c9d3",
-    "bg": "#ffffff",
-    "port": "#2563eb",
-    "finetuned": "#7c3aed",
-    "naive": "#c2410c",
-    "masked": "#4d7c0f",
-    "control": "#0f766e",
-    "oracle": "#a16207",
-    "tuned": "#be185d",
-}
-"""What a chart may be painted with. In a page, style.css names the same colours, and others for dark screens."""
+__all__ = ["COLOURS", "Chart", "Drawing", "clean"]
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
@@ -72,13 +60,13 @@ class Chart:
     """A finished chart."""
 
     name: str
-    """Of its files, and the beginning of all its ids."""
+    """The name of its files, and the prefix of all its ids."""
     alt: str
-    """What there is to see, for those who do not see it."""
+    """The text alternative."""
     svg: str = field(repr=False)
     png: bytes = field(repr=False)
     inline: str = field(repr=False)
-    """The SVG as a part of a page: its colours are the page's, and it has tooltips."""
+    """The SVG as a part of a page: with tooltips, and with the colours of the page."""
 
     def save(self, folder: str | Path) -> None:
         """Write NAME.svg and NAME.png."""
@@ -88,11 +76,11 @@ class Chart:
 
 
 class Drawing:
-    """A chart that is being drawn: matplotlib's axes in our style, and a text for whatever one may point at.
+    """A chart that is being drawn: matplotlib's axes in our style, and tooltips.
 
     Example:
         >>> drawing = Drawing("curve")
-        >>> line = drawing.axes.plot([1, 2, 3], [0.1, 0.4, 0.5], color=COLOURS["port"])
+        >>> line = drawing.axes.plot([1, 2, 3], [0.1, 0.4, 0.5], color=COLOURS["accent"])
         >>> drawing.columns([1, 2, 3], ["step 1: 10%", "step 2: 40%", "step 3: 50%"])
         >>> "step 2: 40%" in drawing.finish("Accuracy rises from 10% to 50%.").inline
         True
@@ -109,13 +97,13 @@ class Drawing:
             self.axes: Any = self.figure.subplots()
 
     def tip(self, artist: Artist, text: str) -> None:
-        """Show `text` when somebody points at what was drawn, or comes to it with the arrow keys."""
+        """Show `text` as the tooltip of `artist`, on pointing at it and on reaching it with the arrow keys."""
         key = f"tip{len(self._tips)}"
         artist.set_gid(key)
         self._tips[key] = text
 
     def columns(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
-        """Tooltips for a chart that is read from left to right: one for all that is above a place."""
+        """Tooltips for a chart that is read from left to right: one for each place on the x axis."""
         for low, high, text in _spans(places, texts):
             self.tip((axes or self.axes).axvspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
 
@@ -125,17 +113,17 @@ class Drawing:
             self.tip((axes or self.axes).axhspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
 
     def percents(self, axis: str = "y") -> None:
-        """Let the numbers at an axis be shares; with decimals only where they are as small as that."""
+        """Label an axis with percentages, with decimals only where they are needed."""
         getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
 
     def counts(self, axis: str = "x") -> None:
-        """Let the numbers at an axis be whole ones."""
+        """Label an axis with whole numbers."""
         from matplotlib.ticker import MaxNLocator
 
         getattr(self.axes, f"{axis}axis").set_major_locator(MaxNLocator("auto", integer=True))
 
     def legend(self, columns: int = 2) -> None:
-        """Say below the chart what is what."""
+        """Put a legend below the chart."""
         from matplotlib import rc_context
 
         with rc_context(_STYLE):
@@ -153,8 +141,8 @@ class Drawing:
             text.set_parse_math(False)  # a label may hold a dollar
             text.set_text(clean(text.get_text()))
         with rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in the page, the browser has it
-            # Not savefig, which puts everything in its place and draws it twice for each format.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has it
+            # Not savefig, which lays out and draws everything twice for each format.
             layout: Any = self.figure.get_layout_engine()
             layout.execute(self.figure)
             self.figure.set_layout_engine("none")
@@ -163,7 +151,7 @@ class Drawing:
             self.figure.set_dpi(_DPI)
             canvas = FigureCanvasAgg(self.figure)
             canvas.print_png(png, metadata={"Software": None})
-        root = ElementTree.fromstring(_FORBIDDEN.sub("�", svg.getvalue()))
+        root = ElementTree.fromstring(clean(svg.getvalue()))
         for each in root.findall(f"{{{_SVG}}}metadata"):
             root.remove(each)
         _prefix_ids(root, f"{self.name}-")
@@ -172,7 +160,7 @@ class Drawing:
 
 
 def clean(text: str, longest: int | None = None) -> str:
-    """Text that may stand in a picture: no control characters, and if it is too long, its beginning and its end.
+    """Text for pictures and pages: without control characters, and if it is too long, only its beginning and end.
 
     Example:
         >>> clean("a very long name", longest=9)
@@ -228,27 +216,25 @@ def _as_file(root: ElementTree.Element) -> str:
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-_PAINT = re.compile("|".join(COLOURS.values()))
-_NAMES = {value: name for name, value in COLOURS.items()}
-
-
 def _as_part(root: ElementTree.Element) -> str:
-    # Written anew: a copy whose colours are variables and whose size is that of the place where it stands.
+    names = {light: name for name, (light, _) in reversed(all_colours().items())}  # the first name of a value counts
+    paint = re.compile("|".join(names))
+    # A copy whose colours are variables of the page and whose size is that of its place.
     part = ElementTree.fromstring(ElementTree.tostring(root, encoding="unicode"))
     title = part.find(f"{{{_SVG}}}title")
     if title is not None:
         part.set("aria-label", title.text or "")
-        part.remove(title)  # else the browser shows it wherever one points
+        part.remove(title)  # or the browser would show it everywhere in the chart
     for key in ("width", "height"):
         part.attrib.pop(key, None)
     for parent in list(part.iter()):
         for sheet in parent.findall(f"{{{_SVG}}}style"):
-            parent.remove(sheet)  # it would hold for the whole page; style.css says the same for charts
+            parent.remove(sheet)  # it would apply to the whole page; style.css has the same rules for charts
     part.set("class", "chart")
     part.set("role", "img")
     part.set("tabindex", "0")
     for node in part.iter():
         if style := node.get("style"):
             style = style.replace(f"'{_FONT}'", "system-ui").replace(_FONT, "system-ui")
-            node.set("style", _PAINT.sub(lambda found: f"var(--{_NAMES[found.group()]})", style))
+            node.set("style", paint.sub(lambda found: f"var(--{names[found.group()]})", style))
     return _as_file(part)

@@ -1,62 +1,31 @@
-"""Which classes gain and which lose, and what is taken for what: charts and rows over the classes."""
+"""Classes and images: which classes gain and lose, what is taken for what, and what the models say about images."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hf_retarget.contenders import find_contender
+from hf_retarget.document import PortDocument
 from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.curves import is_the_port
-from hf_retarget.report.page import percent
-
-Document = dict[str, Any]
+from hf_retarget.report.page import data_uri
+from hf_retarget.words import percent
 
 _MANY = 30  # classes that fit into one chart; of more, the extremes are shown
 _CELLS = 20  # classes up to which every cell of the confusion matrix can be pointed at
 _NAME = 20  # letters
 
-WORDS = {
-    "port": "port",
-    "finetuned": "port, fine-tuned on",
-    "control": "plain fine-tuning",
-    "masked": "mask alone",
-    "naive": "naive port",
-}
-"""Whose accuracy it is."""
 
-
-def ours(document: Document) -> str:
-    """Whose result counts: the port, or the port after fine-tuning."""
-    return "finetuned" if "finetuned" in document["test"] else "port"
-
-
-def theirs(document: Document) -> str | None:
-    """What it is compared with: plain fine-tuning, else the port without matching, else nothing."""
-    itself = {name for name in ("masked", "naive") if ours(document) == "port" and is_the_port(document, name)}
-    return next(
-        (name for name in ("control", "masked", "naive") if name in document["test"] and name not in itself), None
-    )
-
-
-def class_names(document: Document) -> list[str]:
-    """What the classes are called: their labels, or their numbers.
-
-    Example:
-        >>> class_names({"inputs": {"data": {"classes": 2, "labels": None}}})
-        ['0', '1']
-    """
-    data = document["inputs"]["data"]
-    return [str(each) for each in data["labels"] or range(data["classes"])]
-
-
-def list_classes(document: Document) -> list[tuple[str, float | None, float | None]]:
+def list_classes(document: PortDocument) -> list[tuple[str, float | None, float | None]]:
     """Each class: its name, our accuracy and theirs; first where we lead most."""
-    names, mine = class_names(document), document["test"][ours(document)]["per_class"]
-    other = document["test"][theirs(document)]["per_class"] if theirs(document) else [None] * len(mine)
-    rows = list(zip(names, mine, other, strict=False))
+    mine, rival = document.result.test.per_class, document.rival
+    other = rival.test.per_class if rival else [None] * len(mine)
+    rows = list(zip(document.data.class_names, mine, other, strict=False))
     return sorted(rows, key=lambda row: (row[1] or 0.0) - (row[2] or 0.0), reverse=True)
 
 
-def draw_classes(document: Document) -> Chart | None:
+def draw_classes(document: PortDocument) -> Chart | None:
     """The accuracy on each class, ours and theirs."""
     rows = [row for row in list_classes(document) if row[1] is not None]
     if not rows:
@@ -64,17 +33,17 @@ def draw_classes(document: Document) -> Chart | None:
     shown = rows if len(rows) <= _MANY else [*rows[: _MANY // 2], *rows[-_MANY // 2 :]]
     drawing = Drawing("classes", 5.0, 1.3 + 0.24 * len(shown))
     axes, places = drawing.axes, list(range(len(shown)))
-    us, them = ours(document), theirs(document)
+    us, them = document.result.row, document.rival.row if document.rival else None
     values = [row[1] for row in shown]
     if them:
         others = [float("nan") if row[2] is None else row[2] for row in shown]
         axes.hlines(places, others, values, color=COLOURS["line"], linewidth=2.5, zorder=2)
-        axes.plot(others, places, "v", color=COLOURS[them], label=WORDS[them], zorder=3)
-    axes.plot(values, places, "o", color=COLOURS[us], label=WORDS[us], zorder=4)
+        axes.plot(others, places, "v", color=them.colours[0], label=them.label, zorder=3)
+    axes.plot(values, places, "o", color=us.colours[0], label=us.label, zorder=4)
     drawing.rows(
         places,
         [
-            f"{name}\n{WORDS[us]}: {percent(mine)}" + (f"\n{WORDS[them]}: {percent(other)}" if them else "")
+            f"{name}\n{us.label}: {percent(mine)}" + (f"\n{them.label}: {percent(other)}" if them else "")
             for name, mine, other in shown
         ],
     )
@@ -87,16 +56,16 @@ def draw_classes(document: Document) -> Chart | None:
     better = sum((mine or 0) > (other or 0) for _, mine, other in rows) if them else 0
     return drawing.finish(
         f"Test accuracy on {len(shown)} of {len(rows)} classes"
-        + (f"; {WORDS[us]} is above {WORDS[them]} on {better} of them." if them else ".")
+        + (f"; {us.label} is above {them.label} on {better} of them." if them else ".")
     )
 
 
-def draw_confusion(document: Document) -> Chart | None:
+def draw_confusion(document: PortDocument) -> Chart | None:
     """What is taken for what: each row a true class, each column what was said."""
-    matrix = document["test"][ours(document)].get("confusion")
+    matrix = document.result.test.confusion
     if not matrix:
         return None
-    names, few = class_names(document), len(matrix) <= _CELLS
+    names, few = document.data.class_names, len(matrix) <= _CELLS
     drawing = Drawing("confusion", 5.0, 4.8)
     axes = drawing.axes
     shares = [[each / (sum(row) or 1) for each in row] for row in matrix]
@@ -116,20 +85,20 @@ def draw_confusion(document: Document) -> Chart | None:
     return drawing.finish(f"Confusion matrix of {len(matrix)} classes; {percent(right)} lies on the diagonal.")
 
 
-def list_confusions(document: Document, most: int = 10) -> list[tuple[str, str, int, float]]:
+def list_confusions(document: PortDocument, most: int = 10) -> list[tuple[str, str, int, float]]:
     """The most frequent mistakes: what it is, what the model says, how often, and in which share of the class."""
-    matrix, names = document["test"][ours(document)].get("confusion") or [], class_names(document)
+    matrix, names = document.result.test.confusion or (), document.data.class_names
     wrong = [(count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if i != j and count]
     first = sorted(wrong, key=lambda each: (-each[0], each[1:]))[:most]
     return [(names[i], names[j], count, count / sum(matrix[i])) for count, i, j in first]
 
 
-def _cells(drawing: Drawing, matrix: list[list[int]], shares: list[list[float]], names: list[str]) -> None:
+def _cells(drawing: Drawing, matrix: Sequence[Sequence[int]], shares: list[list[float]], names: list[str]) -> None:
     from matplotlib.patches import Rectangle
 
     for i, row in enumerate(matrix):
         for j, count in enumerate(row):
-            paint = COLOURS["port" if i == j else "naive"]
+            paint = COLOURS["accent" if i == j else "other"]
             cell = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=paint, alpha=max(0.004, 0.85 * shares[i][j]), lw=0)
             drawing.axes.add_patch(cell)
             words = "" if i == j else f"\ntaken for {names[j]}"
@@ -144,7 +113,81 @@ def _image(drawing: Drawing, shares: list[list[float]]) -> None:
 
     values = np.array(shares) ** 0.5  # so that rare mistakes are seen, too
     pixels = np.empty((*values.shape, 4))
-    pixels[...] = to_rgba_array(COLOURS["naive"])[0]
-    pixels[np.arange(len(values)), np.arange(len(values))] = to_rgba_array(COLOURS["port"])[0]
+    pixels[...] = to_rgba_array(COLOURS["other"])[0]
+    pixels[np.arange(len(values)), np.arange(len(values))] = to_rgba_array(COLOURS["accent"])[0]
     pixels[..., 3] = values
     drawing.axes.imshow(pixels, interpolation="nearest")
+
+
+# ---- single images
+
+KINDS = {"only ours": "Only the port is right", "only theirs": "Only the other is right"} | {
+    "neither": "Both are wrong",
+    "both": "Both are right",
+}
+_ALONE = {"neither": "The port is wrong", "both": "The port is right"}
+"""The same where there is nothing to compare with."""
+_COLUMNS = 6
+
+
+def list_samples(document: PortDocument, thumbnails: Mapping[int, bytes]) -> list[dict[str, Any]]:
+    """The kinds of images, each with how many there are and those that are shown; none if no image is to be shown."""
+    facts, names = document.samples or {}, document.data.class_names
+    if not thumbnails:
+        return []
+    found = []
+    for kind, words in KINDS.items():
+        images = [each for each in facts.get("images", ()) if each["kind"] == kind and each["number"] in thumbnails]
+        if count := facts.get("counts", {}).get(kind, 0):
+            shown = [_describe_image(each, names, thumbnails[each["number"]]) for each in images]
+            words = words if facts.get("theirs") else _ALONE[kind]
+            found.append({"words": words, "count": count, "images": shown})
+    return found
+
+
+def _describe_image(facts: dict[str, Any], names: list[str], picture: bytes) -> dict[str, Any]:
+    said = [
+        {"who": find_contender(who).short, "name": _name(names, guess), "right": guess == facts["label"]}
+        for who, guess in facts["predictions"].items()
+    ]
+    label = _name(names, facts["label"])
+    kind = "image/jpeg" if picture.startswith(b"\xff\xd8") else "image/png"
+    words = "; ".join(f"{each['who']} says {each['name']}" for each in said)
+    return {
+        "address": data_uri(picture, kind),
+        "label": label,
+        "said": said,
+        "alt": f"Test image {facts['number']}: {label}. {words}.",
+    }
+
+
+def draw_samples(document: PortDocument, thumbnails: Mapping[int, bytes]) -> Chart | None:
+    """All shown images on one sheet, as a file; the page shows them one by one."""
+    from PIL import Image
+
+    images = [each for each in (document.samples or {}).get("images", ()) if each["number"] in thumbnails]
+    if not images:
+        return None
+    names, rows = document.data.class_names, -(-len(images) // _COLUMNS)
+    drawing = Drawing("samples", 7.2, 1.75 * rows)
+    axes = drawing.axes
+    for place, each in enumerate(images):
+        x, y = place % _COLUMNS, place // _COLUMNS * 1.5
+        with Image.open(io.BytesIO(thumbnails[each["number"]])) as picture:
+            shape = picture.convert("RGB")
+        wide, high = (0.43 * length / max(shape.size) for length in shape.size)
+        axes.imshow(shape, extent=(x - wide, x + wide, y + high, y - high), interpolation="nearest")
+        lines = [clean(_name(names, each["label"]), 16)]
+        lines += [
+            f"{find_contender(who).short}: {clean(_name(names, guess), 11)}"
+            for who, guess in each["predictions"].items()
+        ]
+        axes.text(x, y + 0.48, "\n".join(lines), ha="center", va="top", fontsize=6.5, color=COLOURS["text"])
+    axes.set_xlim(-0.55, _COLUMNS - 0.45)
+    axes.set_ylim(1.5 * rows - 0.45, -0.55)
+    axes.set_axis_off()
+    return drawing.finish(f"{len(images)} test images, each with its label and what the models say.")
+
+
+def _name(names: list[str], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else str(number)

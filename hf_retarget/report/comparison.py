@@ -5,37 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hf_retarget.contenders import Asked, contenders, find_contender
 from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import duration, percent, render
+from hf_retarget.report.page import render
+from hf_retarget.words import duration, percent, plural
 
 Document = Mapping[str, Any]
 
-WORDS = {
-    "port": "port",
-    "naive": "naive",
-    "masked": "mask alone",
-    "oracle": "oracle",
-    "control": "control",
-    "finetuned": "fine-tuned on",
-    "tuned": "tuned source",
-    "tuned_target": "real fine-tuning",
-    "base": "new base",
-}
-"""What the test scores are called in a narrow column."""
-
-_PAINTS = ("port", "naive", "control", "finetuned", "oracle", "tuned")
+_PAINTS = ("accent", "other", "stream3", "third", "inner3", "head2")
 _STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-_MARKS = {
-    "port": "o",
-    "finetuned": "D",
-    "control": "v",
-    "naive": "s",
-    "masked": "P",
-    "oracle": "d",
-    "tuned": "*",
-    "tuned_target": "^",
-    "base": "x",
-}
 _NAME = 30  # letters of a group's name in a chart; if one has more, the groups are numbered there
 
 
@@ -61,7 +39,15 @@ def describe_spread(spread: Mapping[str, Any] | None, kind: str = "percent") -> 
 
 def list_columns(document: Document) -> tuple[str, ...]:
     """The headings of the table."""
-    return ("group", "runs", *(WORDS[name] for name in _shown(document)), "best step", "minibatches", "time")
+    return (
+        "group",
+        "runs",
+        "port",
+        *(find_contender(name).short for name in _shown(document)),
+        "best step",
+        "minibatches",
+        "time",
+    )
 
 
 def list_rows(document: Document) -> list[tuple[str, ...]]:
@@ -70,6 +56,7 @@ def list_rows(document: Document) -> list[tuple[str, ...]]:
         (
             name,
             str(len(group["runs"])),
+            describe_spread(group["port"]),
             *(describe_spread(group["top1"].get(name)) for name in _shown(document)),
             describe_spread(group["best_step"], "number"),
             describe_spread(group["minibatches"], "number"),
@@ -96,8 +83,14 @@ def _labels(document: Document) -> list[str]:
 
 
 def _shown(document: Document) -> list[str]:
-    """All scores but that of the new base as it is, which is the same everywhere and mostly chance."""
-    return [name for name in document["scores"] if name != "base"]
+    """The contenders that have a column: those that charts show and that stand beside a port."""
+    return [name for name in _beside(document) if find_contender(name).drawn]
+
+
+def _beside(document: Document) -> list[str]:
+    """The contenders that are not only ports: those are compared in one column, whatever their method."""
+    runs = [run for group in document["groups"] for run in group["runs"]]
+    return [name for name in document["scores"] if any(name in run["top1"] and name != run["winner"] for run in runs)]
 
 
 def draw_comparison_page(document: Document, version: str = "") -> str:
@@ -106,19 +99,25 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
     count = sum(len(group["runs"]) for group in groups)
     charts = (draw_scores(document), draw_curves(document), draw_prices(document))
     runs = [
-        (run["name"], label, *(percent(run["top1"].get(name)) for name in _shown(document)), run["best_step"])
+        (
+            run["name"],
+            label,
+            percent(run["top1"][run["winner"]]),
+            *(percent(run["top1"].get(name)) for name in _shown(document)),
+            run["best_step"],
+        )
         for label, group in zip(_labels(document), groups, strict=True)
         for run in group["runs"]
     ]
     return render(
         "comparison.html",
-        title=f"{count} port{'s' * (count > 1)} beside each other",
+        title=f"{plural(count, 'port')} beside each other",
         version=version,
         document=document,
         differing=[name.replace("_", " ") for name in document["differing"]],
         columns=list_columns(document),
         rows=[tuple(cell.replace(" ± ", "\u00a0±\u00a0") for cell in row) for row in list_rows(document)],
-        run_columns=("port", "group", *(WORDS[name] for name in _shown(document)), "best step"),
+        run_columns=("run", "group", "port", *(find_contender(name).short for name in _shown(document)), "best step"),
         runs=runs,
         charts=dict(zip(("scores", "curves", "prices"), charts, strict=True)),
     )
@@ -132,7 +131,9 @@ def _paint(number: int) -> dict[str, Any]:
 def draw_scores(document: Document) -> Chart:
     """Test accuracies of every group: a mark for the mean, a bar for the deviation, a dot for each run."""
     groups = document["groups"]
-    names = _shown(document)
+    ports = {run["winner"] for group in groups for run in group["runs"]}
+    names = [name for name in document["scores"] if find_contender(name).drawn]
+    names.sort(key=lambda name: name not in ports)
     drawing = Drawing("scores", 6.8, 1.5 + 0.24 * len(names) * len(groups) + 0.25 * len(groups))
     axes, places, tips, ticks = drawing.axes, [], [], []
     height = 0.0
@@ -142,14 +143,15 @@ def draw_scores(document: Document) -> Chart:
         for name in (each for each in names if each in group["top1"]):
             spread = group["top1"][name]
             values = [run["top1"][name] for run in group["runs"] if name in run["top1"]]
-            paint = COLOURS["oracle" if name == "tuned_target" else name]
-            label = None if name in seen else WORDS[name]
+            row = find_contender(name)
+            paint = row.colours[0]
+            label = None if name in seen else row.short
             seen.add(name)
             axes.plot(values, [height] * len(values), "|", color=paint, markersize=7, alpha=0.6)
-            axes.errorbar(spread["mean"], height, xerr=spread["deviation"] or 0, color=paint, marker=_MARKS[name],
+            axes.errorbar(spread["mean"], height, xerr=spread["deviation"] or 0, color=paint, marker=row.marker,
                           linestyle="none", markersize=6, elinewidth=1.4, capsize=2.5, label=label)  # fmt: skip
             places.append(height)
-            tips.append(f"{group['name']}\n{WORDS[name]}: {describe_spread(spread)}, {_runs(spread['count'])}")
+            tips.append(f"{group['name']}\n{row.short}: {describe_spread(spread)}, {plural(spread['count'], 'run')}")
             height += 1
         ticks.append((start + height - 1) / 2)
         if number + 1 < len(groups):
@@ -166,7 +168,11 @@ def draw_scores(document: Document) -> Chart:
     drawing.rows(places, tips)
     drawing.legend(4)
     return drawing.finish(
-        "; ".join(f"{group['name']}: port {describe_spread(group['top1']['port'])}" for group in groups)
+        "; ".join(
+            f"{group['name']}: "
+            + ", ".join(f"{find_contender(name).short} {describe_spread(group['top1'].get(name))}" for name in names)
+            for group in groups
+        )
     )
 
 
@@ -210,18 +216,20 @@ def draw_curves(document: Document) -> Chart:
 def draw_prices(document: Document) -> Chart | None:
     """Validation accuracy over training images: fine-tuning after the port, against plain fine-tuning (dashed)."""
     groups = document["groups"]
-    if not any(group["curves"][name] for group in groups for name in ("finetuned", "control")):
+    paid = [each for each in contenders() if each.is_alternative or each.after(Asked("", trains_after=True))]
+    if not any(group["curves"].get(each.name) for group in groups for each in paid):
         return None
     drawing = Drawing("prices", 6.8, 4.0)
     texts: dict[float, list[str]] = {}
     for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
         paint = _paint(number)["color"]
-        for name, style in (("finetuned", "-"), ("control", (0, (4, 2)))):
+        for row in paid:
+            style = (0, (4, 2)) if row.is_alternative else "-"
             for run in group["runs"]:
-                if curve := run["curves"].get(name):
+                if curve := run["curves"].get(row.name):
                     drawing.axes.plot(*zip(*curve, strict=True), color=paint, linestyle=style, linewidth=0.8, alpha=0.5)
-            if mean := group["curves"][name]:
-                words = f"{label}: {'port, fine-tuned on' if name == 'finetuned' else 'control'}"
+            if mean := group["curves"].get(row.name):
+                words = f"{label}: {row.short}"
                 drawing.axes.plot(*zip(*mean, strict=True), color=paint, linestyle=style, linewidth=2.4, label=words)
                 for at, top1 in mean:
                     texts.setdefault(at, [f"after {at:,.0f} images"]).append(f"{words}: {percent(top1)}")
@@ -237,19 +245,18 @@ def draw_prices(document: Document) -> Chart | None:
     )
 
 
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count > 1)}"
-
-
 def table_rows(document: Document) -> Sequence[tuple[str, ...]]:
     """One row for each run, for spreadsheets; the first names the columns."""
-    head = ("port", "group", *(f"top1 {name}" for name in document["scores"]), "best step", "minibatches", "seconds",
-            "port seed", "fine-tuning seed")  # fmt: skip
+    beside = _beside(document)
+    head = ("port", "group", "method", "top1 port", *(f"top1 {name}" for name in beside), "best step", "minibatches",
+            "seconds", "port seed", "fine-tuning seed")  # fmt: skip
     rows = [
         (
             run["folder"],
             group["name"],
-            *(str(run["top1"].get(name, "")) for name in document["scores"]),
+            run["winner"],
+            str(run["top1"][run["winner"]]),
+            *(str(run["top1"].get(name, "")) for name in beside),
             *(str(run[name]) for name in ("best_step", "minibatches", "seconds")),
             *(str(seed) for seed in run["seeds"].values()),
         )

@@ -1,13 +1,15 @@
-"""Pictures of what is between models: curves along a line, contours over a plane."""
+"""Pictures and pages of what is between models: curves along a line, contours over a plane."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_retarget.report.chart import _STYLE, COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import number, percent
+from hf_retarget.report.page import render
+from hf_retarget.words import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,8 +80,8 @@ def _draw_line(figures: Figures) -> Chart:
         values = [math.nan if each[key] is None else each[key] for each in points]
         ends = [math.nan if each[key] is None else each[key] for each in figures["models"]]
         axes.plot([0, 1], ends, color=COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)))
-        axes.plot(places, values, color=COLOURS["port"], marker="o", markersize=2.6)
-        axes.plot([0, 1], ends, linestyle="none", marker="o", markersize=8, color=COLOURS["port"])
+        axes.plot(places, values, color=COLOURS["accent"], marker="o", markersize=2.6)
+        axes.plot([0, 1], ends, linestyle="none", marker="o", markersize=8, color=COLOURS["accent"])
         axes.set_title(words, loc="left", fontsize=10.5)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [names[0], "¼", "½", "¾", names[1]])
         _mark_barrier(axes, figures["barrier"], key, ends)
@@ -97,10 +99,10 @@ def _mark_barrier(axes: Axes, barrier: Mapping[str, Any], key: str, ends: Sequen
     place = barrier[f"{key}_at"]
     start = ends[0] + place * (ends[1] - ends[0])
     sign = 1 if key == "loss" else -1
-    arrow = {"arrowstyle": "<->", "color": COLOURS["naive"], "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
+    arrow = {"arrowstyle": "<->", "color": COLOURS["other"], "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (place, start), (place, start + sign * height), arrowprops=arrow)
     text = f"barrier {height:.3f}" if key == "loss" else f"barrier {100 * height:.1f} points"
-    axes.set_title(text, loc="right", fontsize=10.5, color=COLOURS["naive"])
+    axes.set_title(text, loc="right", fontsize=10.5, color=COLOURS["other"])
 
 
 # ---- a plane
@@ -260,3 +262,53 @@ def _mixture(point: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _scores(point: Mapping[str, Any]) -> str:
     return f"accuracy {percent(point['top1'])}, loss {number(point['loss'])}"
+
+
+# ---- pages
+
+_MARKS = ("<!-- plane -->", "<!-- end of plane -->")
+_OLD = re.compile(f"{_MARKS[0]}.*?{_MARKS[1]}\n?", re.DOTALL)
+_BEFORE = re.compile(r'<section id="(?:classes|images|cost|origin)">|</main>')
+"""Where the section goes: after what moved, before the first of these that the report has."""
+_CONTENTS = '<li><a href="#moved">What moved</a></li>\n'
+_ENTRY = f'{_MARKS[0]}<li><a href="#plane">Between models</a></li>{_MARKS[1]}\n'
+
+
+def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
+    """plane.html: the picture with tooltips, the models, and what was done; it needs no network."""
+    return render("plane.html", **_values(figures, chart))
+
+
+def add_plane(html: str, figures: Figures, chart: Chart | None = None) -> str | None:
+    """A report with a section about a plane, instead of the one it may have had; None if it is no report of ours."""
+    bare = _OLD.sub("", html)
+    place = _BEFORE.search(bare)
+    if place is None:
+        return None
+    section = f"{_MARKS[0]}\n{render('plane_section.html', **_values(figures, chart))}\n{_MARKS[1]}\n"
+    page = bare[: place.start()] + section + bare[place.start() :]
+    return page.replace(_CONTENTS, _CONTENTS + _ENTRY, 1)
+
+
+def _values(figures: Figures, chart: Chart | None) -> dict[str, Any]:
+    names = [each["name"] for each in figures["models"]]
+    return {
+        "title": f"Between {', '.join(names[:-1])} and {names[-1]}",
+        "figures": figures,
+        "chart": chart or draw_plane(figures),
+        "words": describe_plane(figures),
+        "models": [
+            (each["name"], percent(each["top1"]), number(each["loss"]), _permuted(each["permuted"]), each["reference"])
+            for each in figures["models"]
+        ],
+        "distances": [
+            (name, *(number(value) for value in row)) for name, row in zip(names, figures["distances"], strict=True)
+        ],
+    }
+
+
+def _permuted(how: Mapping[str, Any] | None) -> str:
+    if how is None:
+        return "no"
+    words = "by weight matching" if how["by"] == "match" else f"by {how['by']}"
+    return f"{words} ({percent(how['moved'], 0)} of the neurons)"

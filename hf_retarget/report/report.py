@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hf_retarget.document import ContenderFigures, PortDocument, describe_result
 from hf_retarget.files import write_text
+from hf_retarget.names import SIDES
 from hf_retarget.report import captions
 from hf_retarget.report.chart import Chart
 from hf_retarget.report.classes import (
-    WORDS,
-    class_names,
     draw_classes,
     draw_confusion,
+    draw_samples,
     list_classes,
     list_confusions,
-    ours,
-    theirs,
+    list_samples,
 )
-from hf_retarget.report.curves import draw_cosines, draw_curve, draw_price
-from hf_retarget.report.neurons import draw_batchnorm, draw_groups, draw_moved, draw_sweeps
-from hf_retarget.report.page import percent, render
-from hf_retarget.report.samples import draw_samples, list_samples
-from hf_retarget.report.spent import draw_time
-from hf_retarget.report.tables import (
-    list_facts,
-    list_inputs,
-    list_options,
-    list_step_columns,
-    list_steps,
-    list_tests,
-    name_input,
-    split_verdict,
-)
+from hf_retarget.report.curves import draw_cosines, draw_curve, draw_price, list_courses
+from hf_retarget.report.neurons import draw_batchnorm, draw_groups, draw_moved, draw_sweeps, draw_time
+from hf_retarget.report.page import render
+from hf_retarget.words import duration, number, percent, plural, size
 
-Document = dict[str, Any]
-
-_CHARTS: dict[str, Callable[[Document], Chart | None]] = {
+_CHARTS: dict[str, Callable[[PortDocument], Chart | None]] = {
     "curve": draw_curve,
     "price": draw_price,
     "gradients": draw_cosines,
@@ -51,7 +39,7 @@ _CHARTS: dict[str, Callable[[Document], Chart | None]] = {
     "confusion": draw_confusion,
     "time": draw_time,
 }
-_CAPTIONS: dict[str, Callable[[Document], str]] = {
+_CAPTIONS: dict[str, Callable[[PortDocument], str]] = {
     "curve": captions.caption_curve,
     "price": captions.caption_price,
     "gradients": captions.caption_cosines,
@@ -82,7 +70,7 @@ class Report:
 
 
 def compose_report(
-    document: Document, thumbnails: Mapping[int, bytes] | None = None, graph: str | None = None
+    document: PortDocument, thumbnails: Mapping[int, bytes] | None = None, graph: str | None = None
 ) -> Report:
     """The report of a port, from what port.json says, small test images, and the permutation graph as SVG.
 
@@ -94,13 +82,11 @@ def compose_report(
     drawn = {name: chart for name, chart in charts.items() if chart is not None}
     words = {name: _attempt(name, partial(_CAPTIONS[name], document), problems) for name in drawn
              if name in _CAPTIONS}  # fmt: skip
-    mark, verdict, kind = split_verdict(document["verdict"])
-    names = {side: name_input(document["inputs"][side]) for side in ("source", "tuned", "target")}
-    models = [name for name in (ours(document), theirs(document)) if name]
+    mark, verdict, kind = split_verdict(document.verdict)
+    models = [each for each in (document.result, document.rival) if each]
     html = render(
         "report.html",
-        title=f"{document['inputs']['target']['architecture']}: a fine-tuning, ported to a new base",
-        names=names,
+        title=f"{document.models['target'].architecture}: a fine-tuning, ported to a new base",
         document=document,
         mark=mark,
         verdict=verdict,
@@ -111,10 +97,10 @@ def compose_report(
         steps=list_steps(document),
         charts=charts,
         captions={name: text or "" for name, text in words.items()},
-        class_columns=("class", *(WORDS[name] for name in models)),
+        class_columns=("class", *(each.row.label for each in models)),
         classes=[(name, *map(percent, shares[: len(models)])) for name, *shares in list_classes(document)],
         confusions=list_confusions(document),
-        samples=list_samples(document, class_names(document), thumbnails or {}),
+        samples=list_samples(document, thumbnails or {}),
         inputs=list_inputs(document),
         options=list_options(document),
         graph=graph,
@@ -129,3 +115,99 @@ def _attempt(name: str, make: Callable[[], Any], problems: list[str]) -> Any:
     except Exception as error:  # a picture is no reason to lose a port; that it is missing is said
         problems.append(f"{name}: {type(error).__name__}: {error}")
         return None
+
+
+# ---- what is no picture: verdict, scores, steps, inputs, options
+
+
+def split_verdict(verdict: str) -> tuple[str, str, str]:
+    """The verdict as a mark, the rest of the sentence, and whether it is good, bad or open.
+
+    Example:
+        >>> split_verdict("Not worth it: 60.0% of 400 test images.")
+        ('Not worth it', '60.0% of 400 test images.', 'bad')
+    """
+    mark, _, rest = verdict.partition(": ")
+    kind = "good" if mark.startswith("Worth it") else "bad" if mark.startswith("Not") else "open"
+    return mark, rest, kind
+
+
+def list_facts(document: PortDocument) -> list[tuple[str, str, str]]:
+    """The test accuracies to see first: figure, words, and whose colour."""
+    order = sorted(document.table, key=lambda each: (each.role != "after", each.role != "port"))
+    return [(percent(each.test.top1), each.row.label, each.name) for each in order if each.row.drawn]
+
+
+def list_tests(document: PortDocument) -> list[tuple[str, ...]]:
+    """All test scores."""
+    return [
+        (
+            describe_result(each, document),
+            percent(each.test.top1),
+            percent(each.test.top5),
+            number(each.test.loss),
+            f"{each.test.images:,}",
+        )
+        for each in document.table
+    ]
+
+
+def list_step_columns(document: PortDocument) -> tuple[str, ...]:
+    """The headings of the steps."""
+    return ("step", "way", "port", "loss", *(each.row.short for each in _others(document)), "moved", "sweeps", "time")
+
+
+def list_steps(document: PortDocument) -> list[tuple[str, ...]]:
+    """All steps of the port, and of what it is compared with."""
+    courses = [{step.step: step.top1 for step in each.steps} for each in _others(document)]
+    return [
+        (
+            f"{each.step}{' ★' if each.step == document.port.best_step else ''}",
+            percent(each.far, 0),
+            percent(each.top1),
+            number(each.loss),
+            *(percent(course.get(each.step)) for course in courses),
+            percent(each.moved, 0),
+            str(each.sweeps),
+            duration(sum(each.seconds.values())),
+        )
+        for each in document.port.steps
+    ]
+
+
+def _others(document: PortDocument) -> list[ContenderFigures]:
+    return list_courses(document)[1:]
+
+
+def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
+    """What went in: models, their revisions and hashes, images; and what made the result."""
+    rows = []
+    for side, each in document.models.items():
+        lines = [each.name, each.architecture]
+        lines += [f"revision {each.revision}"] if each.revision else []
+        lines += [f"{file} sha256 {value}" for file, value in each.hashes.items()]
+        rows.append((SIDES.get(side, side), "\n".join(lines)))
+    data, graph, device = document.data, document.graph, document.device
+    images = ", ".join(f"{count:,} {split}" for split, count in data.images.items())
+    told = [data.name, f"{data.classes} classes; images: {images}", f"fingerprint {data.fingerprint}"]
+    rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
+    rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
+    checked = (graph.get("check") or {}).get("verdict", "not checked")
+    rows.append(("permutation graph", f"{graph['groups']} groups; {checked}\nfingerprint {graph['fingerprint']}"))
+    rows.append(
+        ("computed on", f"{device['type']}, {plural(device['processes'], 'process')}, precision {device['precision']}")
+    )
+    rows.append(("peak memory", size(document.peak_memory)))
+    rows.append(("versions", ", ".join(f"{name} {version}" for name, version in document.versions.items())))
+    return rows
+
+
+def list_options(document: PortDocument) -> list[tuple[str, str]]:
+    """Every field of the recipe."""
+    return [(name, value) for name, value in _flat(document.recipe, "") if value not in ("null", "[]", "")]
+
+
+def _flat(value: Any, name: str) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [row for key, each in value.items() for row in _flat(each, f"{name}.{key}" if name else str(key))]
+    return [(name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))]

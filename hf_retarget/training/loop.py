@@ -1,26 +1,26 @@
-"""The training loop: seeded at every step, so that it can stop and go on without leaving a trace in the result."""
+"""The training loop: seeded at every step and kept in checkpoints, so that a killed run ends in the same weights."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hf_retarget.errors import DataError, NotFiniteError, RecipeError
-from hf_retarget.files import hash_tensors
-from hf_retarget.progress import SILENT, Progress
-from hf_retarget.training.checkpoint import CheckpointFile, Training
-from hf_retarget.training.options import TrainOptions
+from hf_retarget.errors import DataError, NotFiniteError, PortError, RecipeError
+from hf_retarget.files import hash_tensors, load_tensors, save_tensors
+from hf_retarget.recipe.options import TrainOptions
+from hf_retarget.run import Progress, Run
 from hf_retarget.training.recorder import TrajectoryRecorder
 
 
@@ -80,39 +80,33 @@ class History:
     seconds: float
 
 
-def finetune(
+def train_model(
     model: nn.Module,
     split: TrainSplit,
     options: TrainOptions,
+    run: Run | None = None,
     *,
-    accelerator: Accelerator | None = None,
-    progress: Progress = SILENT,
     checkpoint: Path | None = None,
     recorder: TrajectoryRecorder | None = None,
     score: Callable[[nn.Module, int], float] | None = None,
-    workers: int = 0,
 ) -> History:
     """Train the model in place; options without steps and epochs train nothing.
 
-    With a `checkpoint` path the state is kept there, and a fine-tuning that was killed goes on to the very same
+    With a `checkpoint` path the state is kept there, and a training that was killed continues to the very same
     weights. Several processes all take the same steps: the result is that of one, and `score` may share its work.
-    With `workers` that many processes read the images.
     """
     if not (options.steps or options.epochs):
         return History((), (), 0.0)
     if not len(split):
         raise DataError("there are no images to train on; is the training split empty?")
-    steps = options.total_steps(len(split))
-    model.to(accelerator.device if accelerator else "cpu")
+    run, steps = run or Run(), options.total_steps(len(split))
+    model.to(run.accelerator.device)
     with _training(model, options.freeze) as still:
-        training = _begin(model, options, accelerator)
+        training = _begin(model, options, run)
         file = CheckpointFile(Path(checkpoint), _key(model, split, options)) if checkpoint else None
-        log = _Log.resume(file.load(training, progress.say) if file else None, progress)
-        if accelerator is not None:
-            accelerator.wait_for_everyone()  # all have read the checkpoint before the main process writes the next
-        loading = {"workers": workers} if workers else {}  # a split need not know of workers
-        loop = _Loop(training, still, options, steps, log, accelerator, file, recorder, score, loading)
-        loop.run(split, progress)
+        log = _Log.resume(file.load(training, run.progress.say) if file else None, run.progress)
+        run.accelerator.wait_for_everyone()  # all have read the checkpoint before the main process writes the next
+        _Loop(training, still, options, steps, log, run, file, recorder, score).follow(split)
         training.optimizer.zero_grad()
     return log.history()
 
@@ -125,23 +119,23 @@ class _Loop:
     options: TrainOptions
     steps: int
     log: _Log
-    accelerator: Accelerator | None
+    run: Run
     file: CheckpointFile | None
     recorder: TrajectoryRecorder | None
     score: Callable[[nn.Module, int], float] | None
-    loading: dict[str, Any]
 
-    def run(self, split: TrainSplit, progress: Progress) -> None:
+    def follow(self, split: TrainSplit) -> None:
         options, log = self.options, self.log
         if self.recorder is not None:
             self.recorder.start(self.training.model, log.step)
         if self.score is not None and options.evaluate_every and not log.step:
             log.scores.append((0, float(self.score(self.training.model, 0))))
         left = self.steps - log.step
+        loading = {"workers": self.run.workers} if self.run.workers else {}  # a split need not know of workers
         batches = split.batches(
-            options.batch_size, seed=options.seed, count=left, augment=options.augment, skip=log.step, **self.loading
+            options.batch_size, seed=options.seed, count=left, augment=options.augment, skip=log.step, **loading
         )
-        for inputs, labels in progress.track(batches, "fine-tuning", left):
+        for inputs, labels in self.run.progress.track(batches, "fine-tuning", left):
             log.losses.append(self.take_step(inputs, labels))
             self.keep()
         if log.step < self.steps:
@@ -149,14 +143,14 @@ class _Loop:
 
     def take_step(self, inputs: Any, labels: Tensor) -> float:
         model, optimizer, scaler = self.training.model, self.training.optimizer, self.training.scaler
-        device = self.accelerator.device if self.accelerator else torch.device("cpu")
+        device = self.run.accelerator.device
         rate = self.options.learning_rate(self.log.step, self.steps)
         model.train()
         for module in self.still:
             module.eval()
         # Dropout depends on the seed and the step alone, not on what was drawn before.
         torch.manual_seed((self.options.seed * 1_000_003 + self.log.step) % 2**63)
-        with self.accelerator.autocast() if self.accelerator else nullcontext():
+        with self.run.accelerator.autocast():
             output = model(inputs.to(device))
             loss = cross_entropy(output, labels.to(device), label_smoothing=self.options.label_smoothing)
         value = float(loss.detach())
@@ -192,8 +186,7 @@ class _Loop:
                 self.log.scores.append((step, float(self.score(model, step))))
             except NotFiniteError as error:
                 raise self.diverged(str(error), step) from error
-        main = self.accelerator is None or self.accelerator.is_main_process
-        if self.file is not None and main and _due(step, options.checkpoint_every, last):
+        if self.file is not None and self.run.is_main and _due(step, options.checkpoint_every, last):
             self.file.save(self.training, asdict(self.log.history()))
 
 
@@ -230,7 +223,7 @@ def _key(model: nn.Module, split: TrainSplit, options: TrainOptions) -> dict[str
     return key
 
 
-def _begin(model: nn.Module, options: TrainOptions, accelerator: Accelerator | None) -> Training:
+def _begin(model: nn.Module, options: TrainOptions, run: Run) -> Training:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer
     if options.optimizer == "adamw":
@@ -238,9 +231,8 @@ def _begin(model: nn.Module, options: TrainOptions, accelerator: Accelerator | N
         optimizer = torch.optim.AdamW(parameters, options.lr, betas, weight_decay=options.weight_decay)
     else:
         optimizer = torch.optim.SGD(parameters, options.lr, options.momentum, weight_decay=options.weight_decay)
-    half = accelerator is not None and accelerator.mixed_precision == "fp16"
-    device = accelerator.device.type if accelerator else "cpu"
-    return Training(model, optimizer, torch.amp.GradScaler(device, enabled=half))
+    scaler = torch.amp.GradScaler(run.accelerator.device.type, enabled=run.precision == "fp16")
+    return Training(model, optimizer, scaler)
 
 
 @contextmanager
@@ -260,3 +252,99 @@ def _training(model: nn.Module, freeze: tuple[str, ...]) -> Iterator[list[nn.Mod
             model.train()  # lets models drop what they keep for evaluation
             for module, training in modes:
                 module.training = training
+
+
+# ---- checkpoints
+
+
+@dataclass(frozen=True)
+class Training:
+    """What changes while a model trains. The loop steps it, a checkpoint stores it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of all parameters, buffers and optimizer state, by name."""
+        state = self.optimizer.state_dict()["state"]
+        found = {f"model.{name}": value for name, value in _weights(self.model).items()}
+        for number, name in enumerate(self._optimised()):
+            for key, value in state.get(number, {}).items():
+                if value is not None:
+                    found[f"optimizer.{key}.{name}"] = torch.as_tensor(value)
+        # Copies, because tied weights and views share memory, which safetensors refuses.
+        return {name: value.detach().cpu().clone() for name, value in found.items()}
+
+    def restore(self, tensors: dict[str, Tensor], scaler: dict[str, Any]) -> None:
+        """Put back what `tensors` returned."""
+        with torch.no_grad():
+            for name, value in _weights(self.model).items():
+                value.copy_(tensors[f"model.{name}"])
+        numbers = {name: number for number, name in enumerate(self._optimised())}
+        state: dict[int, dict[str, Tensor]] = {}
+        for full, value in tensors.items():
+            part, _, rest = full.partition(".")
+            if part == "optimizer":
+                key, _, name = rest.partition(".")
+                state.setdefault(numbers[name], {})[key] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        if scaler:
+            self.scaler.load_state_dict(scaler)
+
+    def _optimised(self) -> list[str]:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A file for the state of one fine-tuning. `key` says which one: another fine-tuning may not continue from it.
+
+    Example:
+        >>> CheckpointFile(Path("training.safetensors"), {"lr": 0.01}).path.name
+        'training.safetensors'
+    """
+
+    path: Path
+    key: dict[str, Any]
+
+    def save(self, training: Training, facts: dict[str, Any]) -> None:
+        """Write all state and the loop's own facts (any JSON)."""
+        stored = {"key": self.key, "scaler": training.scaler.state_dict(), "facts": facts}
+        try:
+            save_tensors(self.path, training.tensors(), stored)
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot write the checkpoint '{self.path}': {error}") from error
+
+    def load(self, training: Training, say: Callable[[str], None] = lambda line: None) -> dict[str, Any] | None:
+        """Put the state back and return the loop's facts; None if there is none yet, or if it is damaged."""
+        if not self.path.exists():
+            return None
+        try:
+            tensors, stored = load_tensors(self.path)
+        except OSError as error:
+            say(f"the checkpoint '{self.path}' is damaged ({error}); the fine-tuning is computed again")
+            return None
+        try:
+            self._compare(stored.get("key") or {})
+            training.restore(tensors, stored["scaler"])
+            return dict(stored["facts"])
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise PortError(
+                f"cannot continue from the checkpoint '{self.path}': {error}; delete it to start again"
+            ) from error
+
+    def _compare(self, theirs: dict[str, Any]) -> None:
+        ours = json.loads(json.dumps(self.key))  # as it comes back from a file: tuples are lists
+        for name in sorted(ours.keys() | theirs.keys()):
+            if theirs.get(name) != ours.get(name):
+                raise PortError(
+                    f"the checkpoint '{self.path}' belongs to another fine-tuning "
+                    f"({name} was {theirs.get(name)!r} and is {ours.get(name)!r} now); delete it to start again"
+                )
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, tied ones once; also those that a state dict leaves out."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -17,8 +17,9 @@ from quality.runs import Run, list_runs, load_summaries, perform, perform_all
 from quality.task import shorten
 from quality.tasks import TASKS
 
-import hf_retarget as rt
+from hf_retarget.document import read_document
 
+OLD_PORT = Path(__file__).parents[1] / "data_files" / "port-v1" / "port.json"
 TINY = replace(TASKS["tiny"], methods={**TASKS["tiny"].methods, "permuted-source": 1})
 
 
@@ -55,8 +56,9 @@ def test_every_run_has_its_figures(out):
     assert [row["step"] for row in fgmt["plain"]] == [row["step"] for row in fgmt["after"]] == [0, 4, 12]
     assert all(0 <= value <= 1 for value in fgmt["test"].values())
     assert fgmt["after"][0]["test"] == pytest.approx(fgmt["test"]["port"])
-    document = json.loads((out / "tiny/runs/fgmt/seed-0/ported/port.json").read_text())
-    assert document["recipe"]["port"]["method"] == "fgmt"
+    document = read_document(out / "tiny/runs/fgmt/seed-0/ported/port.json")
+    assert (document.winner, document.recipe["port"]["method"]) == ("fgmt", "fgmt")
+    assert fgmt["test"]["port"] == document.find("fgmt").test.top1
 
 
 def test_neighbours_share_bases_and_their_fine_tunings(out):
@@ -104,6 +106,26 @@ def test_a_failing_run_is_told_and_the_others_go_on(out):
     assert lines[-1] == failed[0]
 
 
+def test_a_run_that_an_older_version_kept_has_its_figures(out):
+    """Its port.json is of version 1; what is finished is not done again."""
+    run = Run(Bench(TINY, out, say=lambda line: None), "fgmt", 0)
+    before = perform(run)
+    path = run.kept.folder / "ported" / "port.json"
+    text = path.read_text()
+    try:
+        path.write_text(OLD_PORT.read_text())
+        found = perform(run)
+    finally:
+        path.write_text(text)
+        perform(run)
+    old = json.loads(OLD_PORT.read_text())
+    assert found["test"]["port"] == old["test"]["port"]["top1"]
+    assert found["validation"] == [step["top1"] for step in old["steps"]]
+    assert found["gradients"] == old["gradients"]["port"]
+    assert (found["head"], found["seconds"]["matching"]) == (old["head"]["policy"], old["seconds"]["matching"])
+    assert found["after"] == before["after"]
+
+
 def test_a_borrowed_permutation_takes_no_gradients(out):
     task = replace(TINY, name="again", family="tiny", lender="tiny", methods={"fgmt+borrowed": 1}, after={})
     lines: list[str] = []
@@ -132,8 +154,6 @@ def test_the_corners_of_a_plane_are_three_networks(out):
     corners = gather_corners(bench)
     assert list(corners) == ["direct", "ported", "source"]
     assert len({float(net.hidden.weight.detach().sum()) for net in corners.values()}) == 3
-    if not hasattr(rt, "plane"):
-        pytest.skip("this version draws no planes")
     assert "barrier from direct to ported" in survey_basin(bench)
     assert set(load_basins(out)["tiny"][0]["barriers"]) == {"ported", "source"}
 

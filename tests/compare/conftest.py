@@ -10,31 +10,67 @@ from typing import Any
 
 import pytest
 
+from hf_retarget.document import FORMAT
 from hf_retarget.recipe import Recipe
+
+BATCH, AFTER = 128, 64
+"""Images of a minibatch, of the port and of the fine-tuning after it."""
+
+
+def make_contender(name: str, top1: float, role: str = "beside", **more: Any) -> dict[str, Any]:
+    """One entry of `contenders`."""
+    test = {"top1": top1, "top5": None, "loss": 1.0 - top1, "images": 100}
+    return {"name": name, "role": role, "gradients": 0, "validation": top1, "test": test} | more
+
+
+def make_steps(*accuracies: float) -> list[dict[str, Any]]:
+    """The steps of a contender."""
+    return [
+        {"step": step, "far": step / len(accuracies), "top1": top1, "loss": 1.0 - top1}
+        for step, top1 in enumerate(accuracies, 1)
+    ]
 
 
 def make_document(top1: float = 0.6, **changes: Any) -> dict[str, Any]:
-    """`port__seed=1` changes a field of the recipe, anything else a key of the document."""
+    """`port__seed=1` changes a field of the recipe, `steps` those of the port, `only` drops the other contenders.
+
+    Anything else changes a key of the document.
+    """
     fields = {key.replace("__", "."): value for key, value in changes.items() if "__" in key}
-    recipe = Recipe("made-up").override(**{"data.reference": "photos", "port.method": "fgmt", **fields})
-    side = {"reference": "models/new", "architecture": "resnet18", "hashes": {"model.safetensors": "ab" * 32}}
-    scores = {"port": top1, "naive": 0.3, "control": 0.5, "finetuned": top1 + 0.1, "tuned": 0.8}
+    sizes = {"port.batch_size": BATCH, "finetune.batch_size": AFTER}
+    recipe = Recipe("made-up").override(
+        **{"data.reference": "photos", "port.method": "fgmt", **sizes, **fields},
+    )
+    given = changes.get("permutation", {}).get("given", False)
+    winner = "given" if given else recipe.port.method
+    steps = changes.pop("steps", make_steps(*(top1 * step / 4 for step in range(1, 5))))
+    contenders = [
+        make_contender(winner, top1, "port", gradients=40, steps=steps, best_step=min(3, len(steps))),
+        make_contender(
+            "finetuned", top1 + 0.1, "after", curve=[[40 * BATCH, top1], [40 * BATCH + 20 * AFTER, top1 + 0.1]]
+        ),
+        make_contender("naive", 0.3),
+        make_contender("plain", 0.5, gradients=60, curve=[[0, 0.1], [60 * BATCH, 0.5]]),
+        make_contender("tuned", 0.8),
+    ]
+    if only := changes.pop("only", None):
+        contenders = [each for each in contenders if each["name"] in only]
+    contenders += changes.pop("besides", [])
+    side = {"reference": "models/new", "architecture": "resnet18", "classes": 10}
+    side["hashes"] = {"model.safetensors": "ab" * 32}
     return {
-        "format": "hf-retarget/port/1",
+        "format": FORMAT,
+        "version": "0.1.0",
         "verdict": "Worth it: …",
-        "best_step": 3,
+        "winner": winner,
+        "contenders": contenders,
         "steps_planned": 4,
-        "test": {name: {"top1": value, "loss": 1.0 - value} for name, value in scores.items()},
-        "steps": [{"step": step, "top1": top1 * step / 4} for step in range(1, 5)],
-        "gradients": {"port": 40, "control": 60},
-        "curves": {"control": [[0, 0.1], [60, 0.5]], "finetuned": [[40, top1], [60, top1 + 0.1]]},
-        "head": {"policy": "zero"},
-        "permutation": {"given": False},
-        "inputs": {
-            **{name: copy.deepcopy(side) for name in ("source", "tuned", "target")},
-            "data": {"name": "photos", "fingerprint": "cd" * 32, "classes": 10},
-        },
+        "models": {name: copy.deepcopy(side) for name in ("source", "tuned", "target")},
+        "data": {"name": "photos", "fingerprint": "cd" * 32, "classes": 10, "images": {"test": 100}},
         "recipe": recipe.to_dict(),
+        "head": {"policy": "zero"},
+        "graph": {},
+        "permutation": {"moved": 0.5, "given": given},
         "device": {"precision": "no"},
         "seconds": {"matching": 10.0, "evaluation": 2.5},
     } | {key: value for key, value in changes.items() if "__" not in key}
@@ -43,6 +79,16 @@ def make_document(top1: float = 0.6, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def document() -> Callable[..., dict[str, Any]]:
     return make_document
+
+
+@pytest.fixture
+def contender() -> Callable[..., dict[str, Any]]:
+    return make_contender
+
+
+@pytest.fixture
+def course() -> Callable[..., list[dict[str, Any]]]:
+    return make_steps
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.comparison import Spread, read_runs, runs
-from hf_retarget.pipeline import document as made
+from hf_retarget.comparison.compare import Spread, read_ports
 from hf_retarget.recipe import Recipe
 from hf_retarget.report.comparison import draw_comparison_page
 
@@ -18,15 +17,18 @@ from hf_retarget.report.comparison import draw_comparison_page
 def test_seeds_make_a_group_and_methods_tell_groups_apart(port):
     folders = [port(f"fgmt-{seed}", 0.5 + 0.1 * seed, port__seed=seed, finetune__seed=seed) for seed in range(3)]
     folders += [port(f"sign-{seed}", 0.7, port__seed=seed, port__method="fgmt-sign") for seed in range(2)]
-    found = rt.compare_ports(folders)
+    found = rt.compare(folders)
     assert found.differing == ("port.method",)
     assert [group.name for group in found.groups] == ["fgmt", "fgmt-sign"]
     assert [run.name for run in found.groups[0].runs] == ["fgmt-0", "fgmt-1", "fgmt-2"]
-    spread = found.groups[0].top1["port"]
+    spread = found.groups[0].top1["fgmt"]
     assert (spread.mean, spread.deviation, spread.count) == (pytest.approx(0.6), pytest.approx(0.1), 3)
-    assert found.groups[1].top1["port"].deviation == 0.0
-    assert found.groups[0].seconds.mean == 12.5
-    assert found.groups[0].curve[-1] == (4.0, pytest.approx(0.6))
+    assert found.groups[1].top1["fgmt-sign"].deviation == 0.0
+    first = found.groups[0].to_json()
+    assert first["seconds"]["mean"] == 12.5
+    assert first["minibatches"]["mean"] == 40
+    assert first["best_step"] == {"mean": 3.0, "deviation": 0.0, "count": 3}
+    assert first["curve"][-1] == [4.0, pytest.approx(0.6)]
     assert found.warnings == ()
     assert found.problems == ()
 
@@ -36,10 +38,10 @@ def test_everything_that_differs_is_found(port):
         "plain": {},
         "longer": {"port__steps": 20},
         "classes": {"data__classes": ("a", "b")},
-        "given": {"permutation": {"given": True}},
+        "given": {"permutation": {"given": True, "moved": 0.5}},
         "head": {"head": {"policy": "shared"}},
     }
-    found = rt.compare_ports([port(name, **changes) for name, changes in cases.items()])
+    found = rt.compare([port(name, **changes) for name, changes in cases.items()])
     assert set(found.differing) == {"port.steps", "data.classes", "permutation", "head"}
     names = [group.name for group in found.groups]
     assert "steps 20, data classes none, head zero, permutation found" in names
@@ -47,54 +49,53 @@ def test_everything_that_differs_is_found(port):
     assert len(names) == 5
 
 
-def test_how_a_port_is_compared_and_shown_makes_no_group(port, document):
-    bare = {"test": {"port": document(0.8)["test"]["port"]}, "curves": {}}
-    found = rt.compare_ports(
-        [port("one"), port("two", 0.8, port__seed=1, port__control="none", port__samples=0, **bare)]
-    )
+def test_how_a_port_is_compared_and_shown_makes_no_group(port):
+    bare = {"port__control": "none", "port__samples": 0, "only": ("fgmt",)}
+    found = rt.compare([port("one"), port("two", 0.8, port__seed=1, **bare)])
     (group,) = found.groups
     assert found.differing == ()
-    assert (group.top1["port"].count, group.top1["control"].count) == (2, 1)
+    assert (group.top1["fgmt"].count, group.top1["plain"].count) == (2, 1)
     assert found.warnings == ()
-    (again,) = rt.compare_ports([port("three"), port("four", port__samples=0)]).warnings
+    (again,) = rt.compare([port("three"), port("four", port__samples=0)]).warnings
     assert "repetition" in again
 
 
-def test_the_oracle_and_the_mask_alone_are_compared_too(port, document):
-    test = document()["test"] | {"masked": {"top1": 0.4, "loss": 1.0}, "oracle": {"top1": 0.7, "loss": 0.9}}
-    found = rt.compare_ports([port("one", test=test)])
-    assert found.scores[:4] == ("port", "naive", "masked", "oracle")
+def test_whatever_entered_is_compared_too(port, contender):
+    beside = [contender("naive-sign", 0.4), contender("oracle", 0.7), contender("base", 0.1)]
+    found = rt.compare([port("one", besides=beside)])
+    assert set(found.scores) == {"fgmt", "finetuned", "naive", "naive-sign", "oracle", "plain", "tuned", "base"}
     page = draw_comparison_page(found.to_json())
     assert all(words in page for words in ("mask alone: 40.0%", "oracle: 70.0%"))
+    assert "new base: 10.0%" not in page, "at chance, it would only be in the way"
 
 
 def test_one_run_has_no_deviation(port):
-    (group,) = rt.compare_ports([port("only")]).groups
+    (group,) = rt.compare([port("only")]).groups
     assert group.name == "fgmt"
-    assert group.top1["port"] == Spread(0.6, None, 1)
+    assert group.top1["fgmt"] == Spread(0.6, None, 1)
 
 
 def test_other_test_images_and_another_new_base_are_warned_of(port, document):
-    inputs = document()["inputs"]
+    data, models = document()["data"], document()["models"]
     port("one")
-    port("two", inputs={**inputs, "data": {**inputs["data"], "fingerprint": "ee" * 32}})
-    port("three", inputs={**inputs, "target": {**inputs["target"], "hashes": {"model.safetensors": "ff" * 32}}})
+    port("two", data={**data, "fingerprint": "ee" * 32})
+    port("three", models={**models, "target": {**models["target"], "hashes": {"model.safetensors": "ff" * 32}}})
     folder = port("four", port__seed=1).parent
-    found = rt.compare_ports([folder])
+    found = rt.compare([folder])
     assert len(found.groups) == 3, "they are never averaged"
     images, base = found.warnings
     assert images.startswith("not the same test images")
     assert "photos (cdcdcdcd): four, one, three; photos (eeeeeeee): two" in images
     assert base.startswith("not the same new base")
     assert "new (ffffffff): three" in base
-    averaged = rt.compare_ports([folder], over=["target"])
+    averaged = rt.compare([folder], over=["target"])
     assert [len(group.runs) for group in averaged.groups] == [3, 1]
     assert len(averaged.warnings) == 1
 
 
 def test_the_same_port_twice_is_told(port):
     one, two = port("one"), port("two")
-    found = rt.compare_ports([one, two, one])
+    found = rt.compare([one, two, one])
     assert len(found.runs) == 2, "one folder counts once"
     assert "two is a repetition of one with the same seeds" in found.warnings[0]
 
@@ -108,52 +109,48 @@ def test_damaged_ports_are_one_line_each(port, tmp_path, document):
     (tmp_path / "list").mkdir()
     (tmp_path / "list" / "port.json").write_text("[]")
     (tmp_path / "empty").mkdir()
-    lacking = port("lacking")
-    (lacking / "port.json").write_text(json.dumps({**document(), "test": {"naive": {"top1": 0.1, "loss": 1}}}))
+    port("lacking", only=("naive",))
     strange = port("strange", 7.5)
+    port("bare", recipe={"port": {}})
     (tmp_path / "bytes").mkdir()
     (tmp_path / "bytes" / "port.json").write_bytes(b"\xff\xfe{")
-    names = ["cut", "other", "list", "empty", "lacking", "strange", "bytes", "missing"]
-    found = rt.compare_ports([good, *(tmp_path / name for name in names)])
+    names = ["cut", "other", "list", "empty", "lacking", "strange", "bare", "bytes", "missing"]
+    found = rt.compare([good, *(tmp_path / name for name in names)])
     assert len(found.runs) == 1
     assert len(found.problems) == len(names)
     assert all(str(tmp_path / name) in line for line in found.problems for name in names if f"/{name}" in line)
     words = " | ".join(found.problems)
     for fact in ("cannot be read", "its format is 'hf-retarget/plane/1'", "format is 'list'", "has no port.json",
-                 "damaged: KeyError: 'test.port'", "an accuracy is 7.5", "is not there"):  # fmt: skip
+                 "winner 'fgmt' is not among", "an accuracy is", "damaged", "is not there"):  # fmt: skip
         assert fact in words, fact
     assert strange.name in words
     with pytest.raises(rt.RetargetError, match="is not there"):
-        rt.compare_ports([tmp_path / "missing"])
+        rt.compare([tmp_path / "missing"])
 
 
 def test_an_unknown_field_is_refused(port):
     with pytest.raises(rt.RetargetError, match="there is no field 'sed' to average over"):
-        rt.compare_ports([port("one")], over=["sed"])
+        rt.compare([port("one")], over=["sed"])
 
 
-def test_curves_of_different_length_are_averaged_where_all_have_points(port):
-    steps = [{"step": step, "top1": 0.1 * step} for step in (1, 2)]
-    (group,) = rt.compare_ports([port("whole"), port("stopped", port__seed=1, steps=steps)]).groups
-    assert [at for at, _ in group.curve] == [1.0, 2.0]
-    assert group.mean_curve("control") == ((0.0, 0.1), (60 * 128.0, 0.5))
-    assert [at for at, _ in group.mean_curve("finetuned")] == [
-        40 * 128,
-        40 * 128 + 20 * group.runs[0].fields["finetune.batch_size"],
-    ]
+def test_curves_of_different_length_are_averaged_where_all_have_points(port, course):
+    stopped = port("stopped", port__seed=1, steps=course(0.1, 0.2))
+    (group,) = rt.compare([port("whole"), stopped]).groups
+    assert [tuple(point) for point in group.to_json()["curve"]] == [(1.0, 0.125), (2.0, 0.25)]
+    assert group.mean_curve("plain") == [(0.0, 0.1), (60 * 128.0, 0.5)]
+    assert [at for at, _ in group.mean_curve("finetuned")] == [40 * 128, 40 * 128 + 20 * 64]
+    assert group.mean_curve("nobody") == []
 
 
 def test_the_document_is_json_and_says_everything(port):
-    text = json.dumps(rt.compare_ports([port("a"), port("b", port__seed=1)]).to_json(), allow_nan=False)
+    text = json.dumps(rt.compare([port("a"), port("b", port__seed=1)]).to_json(), allow_nan=False)
     document = json.loads(text)
-    assert document["format"] == "hf-retarget/compare/1"
+    assert document["format"] == "hf-retarget/compare/2"
     (group,) = document["groups"]
     assert [run["seeds"]["port.seed"] for run in group["runs"]] == [0, 1]
-    assert group["top1"]["port"]["count"] == 2
-
-
-def test_the_format_is_that_of_a_port():
-    assert runs.FORMAT == made.FORMAT
+    assert group["top1"]["fgmt"]["count"] == 2
+    assert [run["winner"] for run in group["runs"]] == ["fgmt", "fgmt"]
+    assert [at for at, _ in group["curves"]["plain"]] == [0.0, 60 * 128.0]
 
 
 # ---- real ports
@@ -180,15 +177,16 @@ def test_real_ports_are_read(tmp_path):
         changes = {"port.seed": seed, "finetune.seed": seed}
         result = rt.port(make_net(0), tuned, make_net(1), images, recipe=recipe, overrides=changes, device="cpu")
         result.save(tmp_path / str(seed))
-    found, problems = read_runs([tmp_path])
+    found, problems = read_ports([tmp_path])
     assert problems == []
-    assert [run.top1["port"] for run in found] == [
-        json.loads((tmp_path / str(seed) / "port.json").read_text())["test"]["port"]["top1"] for seed in (0, 1)
-    ]
-    comparison = rt.compare_ports([tmp_path])
+    documents = [json.loads((tmp_path / str(seed) / "port.json").read_text()) for seed in (0, 1)]
+    for run, document in zip(found, documents, strict=True):
+        assert run.top1 == {each["name"]: each["test"]["top1"] for each in document["contenders"]}
+    comparison = rt.compare([tmp_path])
     (group,) = comparison.groups
     assert (len(group.runs), group.name, comparison.warnings) == (2, "fgmt", ())
-    assert {"port", "naive", "control", "finetuned"} <= set(group.top1)
-    assert group.minibatches.mean == 4
-    assert len(group.curve) == 2
+    assert {"fgmt", "naive", "plain", "finetuned"} <= set(group.top1)
+    figures = group.to_json()
+    assert figures["minibatches"]["mean"] == 4
+    assert len(figures["curve"]) == 2
     assert group.mean_curve("finetuned")

@@ -35,8 +35,9 @@ def test_in_a_process_of_its_own_it_prints_one_table_and_does_not_wait_for_torch
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=120, check=True)
     head, fgmt, sign, torch = done.stdout.splitlines()
     assert head.startswith("GROUP      RUNS")
-    columns = ("PORT", "NAIVE", "CONTROL", "FINE-TUNED ON", "TUNED SOURCE", "BEST STEP", "MINIBATCHES", "TIME")
+    columns = ("PORT", "TUNED MODEL", "NAIVE", "PLAIN", "FINE-TUNED ON", "BEST STEP", "MINIBATCHES", "TIME")
     assert all(column in head for column in columns)
+    assert "FGMT" not in head, "ports by different methods are in one column"
     assert fgmt.split()[:5] == ["fgmt", "2", "55.0", "±", "7.1%"]
     assert sign.split()[:3] == ["fgmt-sign", "1", "70.0%"]
     assert (torch, done.stderr) == ("False", "")
@@ -50,7 +51,9 @@ def test_files_and_json(ports, tmp_path):
     assert document["differing"] == ["port.method"]
     rows = list(csv.DictReader(table.open()))
     assert [row["group"] for row in rows] == ["fgmt", "fgmt-sign"]
+    assert [row["method"] for row in rows] == ["fgmt", "fgmt-sign"]
     assert [float(row["top1 port"]) for row in rows] == [0.5, 0.7]
+    assert [float(row["top1 plain"]) for row in rows] == [0.5, 0.5]
     assert rows[0]["port"] == str(ports / "fgmt-0")
     assert page.stat().st_size < 500_000
 
@@ -58,8 +61,8 @@ def test_files_and_json(ports, tmp_path):
 def test_what_is_damaged_is_left_out_and_what_is_not_comparable_is_told(ports, port, document):
     (ports / "broken").mkdir()
     (ports / "broken" / "port.json").write_text("{")
-    inputs = document()["inputs"]
-    port("other", inputs={**inputs, "target": {**inputs["target"], "reference": "newer"}})
+    models = document()["models"]
+    port("other", models={**models, "target": {**models["target"], "reference": "newer"}})
     result = run(ports, ports / "missing")
     assert result.exit_code == 1
     told = result.stderr.splitlines()
@@ -83,10 +86,10 @@ def test_usage_and_help(ports):
 
 @pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here")
 def test_the_page_in_a_browser(ports, port, document, tmp_path):
-    inputs = document()["inputs"]
-    port("nasty", port__steps=7, inputs={**inputs, "tuned": {**inputs["tuned"], "reference": NASTY}}, verdict=NASTY)
+    models = document()["models"]
+    port("nasty", port__steps=7, models={**models, "tuned": {**models["tuned"], "reference": NASTY}}, verdict=NASTY)
     for number in range(7):
-        port(f"more-{number}", 0.2 + 0.1 * number, port__grad_batches=number + 11, curves={})
+        port(f"more-{number}", 0.2 + 0.1 * number, port__grad_batches=number + 11, only=("fgmt", "naive"))
     assert run(ports, "--html", tmp_path / "page.html").exit_code == 0
     with browse(tmp_path) as browser:
         page = browser.page()

@@ -16,7 +16,8 @@ def test_a_dataset_of_the_hub(hub: Hub, table) -> None:
     hub.repository("ada/insects", files, kind="dataset", private=True)
     code = """
     import datasets
-    from hf_retarget.data import DataOptions, Preprocess, load_data
+    from hf_retarget.data import Preprocess, load_data
+    from hf_retarget.recipe.options import DataOptions
     datasets.disable_progress_bars()
     sha = api.dataset_info("ada/insects", token="hf_ada_write").sha
     gray = Preprocess.of({"input_size": (1, 8, 8)})

@@ -8,7 +8,8 @@ from loopback_hub import Fault, Hub
 
 LOAD = """
 import datasets
-from hf_retarget.data import DataOptions, Preprocess, load_data
+from hf_retarget.data import Preprocess, load_data
+from hf_retarget.recipe.options import DataOptions
 datasets.disable_progress_bars()
 gray = Preprocess.of({"input_size": (1, 8, 8)})
 

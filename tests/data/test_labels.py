@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_retarget.data.division import Part
-from hf_retarget.data.labels import match_labels, number_labels, select_classes
-from hf_retarget.data.rows import ItemRows
+from hf_retarget.data.labels import check_classes, choose_labels, match_labels, number_labels
+from hf_retarget.data.tables import ItemRows
 from hf_retarget.errors import DataError
 
 
@@ -55,12 +54,18 @@ def test_labels_that_cannot_be(splits, message):
         number_labels(splits)
 
 
-def test_select_classes_by_number_and_with_a_hint():
-    assert select_classes(None, 4, ["3", "1"]).tolist() == [-1, 1, -1, 0]
+def test_classes_are_chosen_by_number_and_with_a_hint():
+    names, count, numbers = choose_labels(None, 4, ["3", "1"])
+    assert (names, count, numbers.tolist()) == (None, 2, [-1, 1, -1, 0])
     with pytest.raises(DataError, match="no class 'Baq'; did you mean 'Bag'"):
-        select_classes(("Bag", "Coat"), 2, ["Baq"])
+        choose_labels(("Bag", "Coat"), 2, ["Baq"])
     with pytest.raises(DataError, match="twice: 'Bag'"):
-        select_classes(("Bag", "Coat"), 2, ["Bag", "Bag"])
+        choose_labels(("Bag", "Coat"), 2, ["Bag", "Bag"])
+
+
+def test_chosen_classes_are_numbered_as_the_model_does():
+    names, count, numbers = choose_labels(("ant", "bee", "cat"), 3, ["cat", "ant"], ["Ant", "Cat"])
+    assert (names, count, numbers.tolist()) == (("Ant", "Cat"), 2, [0, -1, 1])
 
 
 def test_match_labels_tells_plain_names_from_exact_ones():
@@ -76,13 +81,19 @@ def test_match_labels_names_the_differences():
         match_labels(("ant", "bee"), ["cat", "ant", "dog"])
 
 
-def test_a_division_keeps_shares_and_order():
-    targets = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)
-    some, others = Part.of(targets).divided(20, "test", 0)
-    assert torch.bincount(some.targets).tolist() == [10, 6, 4]
-    assert sorted([*some.indices.tolist(), *others.indices.tolist()]) == list(range(100))
-    assert torch.equal(targets[some.indices], some.targets)
-    assert some.indices.tolist() == sorted(some.indices.tolist())
-    again, another = Part.of(targets).divided(20, "test", 0)[0], Part.of(targets).divided(20, "test", 1)[0]
-    assert torch.equal(some.indices, again.indices)
-    assert not torch.equal(some.indices, another.indices)
+@pytest.mark.parametrize(
+    ("count", "labels", "fine"),
+    [
+        (3, ("a", "b", "c"), True),
+        (3, None, True),
+        (2, None, True),
+        (2, ("a", "b"), False),
+        (4, None, False),
+    ],
+)
+def test_the_data_has_the_classes_of_the_model(count, labels, fine):
+    if fine:
+        check_classes("pets", count, labels, "org/model", 3)
+    else:
+        with pytest.raises(DataError, match=rf"'pets' has {count} classes, but 'org/model' tells 3 apart; choose it"):
+            check_classes("pets", count, labels, "org/model", 3, "choose it")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hf_retarget.errors import DataError, PortError, RecipeError
-from hf_retarget.training.loop import finetune
-from hf_retarget.training.options import TrainOptions
+from hf_retarget.recipe.options import TrainOptions
+from hf_retarget.run import Run
+from hf_retarget.training.loop import train_model
 from hf_retarget.training.recorder import TrajectoryRecorder
 
 
@@ -35,7 +35,7 @@ def accuracy(model: nn.Module, split) -> float:
 @pytest.mark.parametrize("options", [{"lr": 0.3}, {"optimizer": "adamw", "lr": 0.02, "clip": 1.0, "warmup": 5}])
 def test_it_learns(net, split, options):
     model = net()
-    history = finetune(model, split, TrainOptions(steps=60, batch_size=32, **options))
+    history = train_model(model, split, TrainOptions(steps=60, batch_size=32, **options))
     assert len(history.losses) == 60
     assert history.seconds > 0
     assert accuracy(net(), split) < 0.6 < 0.9 < accuracy(model, split)
@@ -46,7 +46,7 @@ def test_each_step_is_sgd_as_torch_has_it(split):
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     reference = copy.deepcopy(model)
     options = TrainOptions(steps=4, batch_size=8, lr=0.1, weight_decay=0.01, warmup=2, label_smoothing=0.1, clip=0.5)
-    history = finetune(model, split, options)
+    history = train_model(model, split, options)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     losses = []
     for (images, labels), rate in zip(split.batches(8, seed=0, count=4), (0.05, 0.1, 0.1, 0.05), strict=True):
@@ -65,11 +65,11 @@ def test_a_seed_decides_all_and_the_global_randomness_nothing(net, split):
     first, second, other = net(), net(), net()
     torch.manual_seed(123)
     before = torch.get_rng_state()
-    finetune(first, split, TrainOptions(steps=3, batch_size=8))
+    train_model(first, split, TrainOptions(steps=3, batch_size=8))
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(7)
-    finetune(second, split, TrainOptions(steps=3, batch_size=8), accelerator=Accelerator(cpu=True))
-    finetune(other, split, TrainOptions(steps=3, batch_size=8, seed=1))
+    train_model(second, split, TrainOptions(steps=3, batch_size=8), Run(device="cpu"))
+    train_model(other, split, TrainOptions(steps=3, batch_size=8, seed=1))
     assert same(first, second)
     assert not same(first, other)
 
@@ -78,13 +78,13 @@ def test_dropout_differs_from_step_to_step(split):
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3), nn.Dropout(0.5))
     masks = []
     model[2].register_forward_hook(lambda _module, _inputs, output: masks.append(output == 0))
-    finetune(model, split, TrainOptions(steps=2, batch_size=8))
+    train_model(model, split, TrainOptions(steps=2, batch_size=8))
     assert not torch.equal(*masks)
 
 
 def test_the_split_is_asked_for_what_the_options_say(net, split):
-    finetune(net(), split, TrainOptions(epochs=0.5, batch_size=16, seed=4, augment=True))
-    finetune(net(), split, TrainOptions(steps=1), workers=2)
+    train_model(net(), split, TrainOptions(epochs=0.5, batch_size=16, seed=4, augment=True))
+    train_model(net(), split, TrainOptions(steps=1), Run(workers=2))
     assert split.asked == [
         {"batch_size": 16, "seed": 4, "augment": True, "skip": 0},
         {"batch_size": 128, "seed": 0, "augment": False, "skip": 0, "workers": 2},
@@ -94,7 +94,7 @@ def test_the_split_is_asked_for_what_the_options_say(net, split):
 def test_frozen_parts_and_modes_stay(net, split):
     model, before = net(), net()
     model[0].eval()
-    history = finetune(model, split, TrainOptions(steps=3, batch_size=8, freeze=("0",)))
+    history = train_model(model, split, TrainOptions(steps=3, batch_size=8, freeze=("0",)))
     assert len(history.losses) == 3
     assert same(model[0], before[0])  # the statistics of its BatchNorm, too
     assert not torch.equal(model[4].weight, before[4].weight)
@@ -111,12 +111,12 @@ def test_scores_and_nothing_to_do(net, split):
         return step / 10
 
     model, plain = net(), net()
-    history = finetune(model, split, TrainOptions(steps=5, batch_size=8, evaluate_every=2), score=score)
+    history = train_model(model, split, TrainOptions(steps=5, batch_size=8, evaluate_every=2), score=score)
     assert history.scores == ((0, 0.0), (2, 0.2), (4, 0.4), (5, 0.5))
-    finetune(plain, split, TrainOptions(steps=5, batch_size=8))
+    train_model(plain, split, TrainOptions(steps=5, batch_size=8))
     assert same(model, plain)
-    assert finetune(model, split, TrainOptions(steps=1, batch_size=8), score=score).scores == ((1, 0.1),)
-    assert finetune(model, split, TrainOptions(), score=score).losses == ()
+    assert train_model(model, split, TrainOptions(steps=1, batch_size=8), score=score).scores == ((1, 0.1),)
+    assert train_model(model, split, TrainOptions(), score=score).losses == ()
     assert seen == [0, 2, 4, 5, 1]
 
 
@@ -137,14 +137,16 @@ def test_an_interrupted_run_ends_in_the_same_weights(net, split, tmp_path, optio
 
     stopped = [0]
     whole = net()
-    expected = finetune(whole, split, settings, score=score, recorder=TrajectoryRecorder(tmp_path / "whole", every=4))
+    expected = train_model(
+        whole, split, settings, score=score, recorder=TrajectoryRecorder(tmp_path / "whole", every=4)
+    )
     stopped.clear()
     recorder = TrajectoryRecorder(tmp_path / "parts", every=4)
     with pytest.raises(Stop):
-        finetune(net(), split, settings, score=score, checkpoint=tmp_path / "state", recorder=recorder)
+        train_model(net(), split, settings, score=score, checkpoint=tmp_path / "state", recorder=recorder)
     model = net()
     again = TrajectoryRecorder(tmp_path / "parts", every=4)
-    history = finetune(model, split, settings, score=score, checkpoint=tmp_path / "state", recorder=again)
+    history = train_model(model, split, settings, score=score, checkpoint=tmp_path / "state", recorder=again)
     assert split.asked[-1]["skip"] == {3: 2, 4: 2, 6: 4}[stop]
     assert same(model, whole)
     assert (history.losses, history.scores) == (expected.losses, expected.scores)
@@ -156,8 +158,8 @@ def test_an_interrupted_run_ends_in_the_same_weights(net, split, tmp_path, optio
 def test_a_finished_run_is_only_read(net, split, tmp_path):
     settings = TrainOptions(steps=3, batch_size=8)
     first, second = net(), net()
-    expected = finetune(first, split, settings, checkpoint=tmp_path / "state")
-    found = finetune(second, split, settings, checkpoint=tmp_path / "state")
+    expected = train_model(first, split, settings, checkpoint=tmp_path / "state")
+    found = train_model(second, split, settings, checkpoint=tmp_path / "state")
     assert same(first, second)
     assert found.losses == expected.losses
 
@@ -167,8 +169,8 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
-from hf_retarget.training.loop import finetune
-from hf_retarget.training.options import TrainOptions
+from hf_retarget.training.loop import train_model
+from hf_retarget.recipe.options import TrainOptions
 
 def score(model, step):
     if step == 4:
@@ -176,7 +178,7 @@ def score(model, step):
     return 0.0
 
 options = TrainOptions(steps=6, batch_size=8, evaluate_every=1, checkpoint_every=1, optimizer="adamw")
-finetune(make_net(), Split(), options, checkpoint=Path(sys.argv[2]), score=score)
+train_model(make_net(), Split(), options, checkpoint=Path(sys.argv[2]), score=score)
 """
 
 
@@ -185,42 +187,42 @@ def test_a_killed_process_goes_on_to_the_same_weights(net, split, tmp_path):
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     settings = TrainOptions(steps=6, batch_size=8, evaluate_every=1, checkpoint_every=1, optimizer="adamw")
     whole, resumed = net(), net()
-    finetune(whole, split, settings, score=lambda *_: 0.0)
-    finetune(resumed, split, settings, checkpoint=tmp_path / "state", score=lambda *_: 0.0)
+    train_model(whole, split, settings, score=lambda *_: 0.0)
+    train_model(resumed, split, settings, checkpoint=tmp_path / "state", score=lambda *_: 0.0)
     assert split.asked[-1]["skip"] == 3
     assert same(whole, resumed)
 
 
 def test_a_checkpoint_of_another_run_is_refused(net, split, small_split, tmp_path):
     settings = TrainOptions(steps=2, batch_size=8, freeze=("4",))
-    finetune(net(), split, settings, checkpoint=tmp_path / "state")
+    train_model(net(), split, settings, checkpoint=tmp_path / "state")
     with pytest.raises(PortError, match=r"another fine-tuning \(lr was 0\.01 and is 0\.5 now\); delete it"):
-        finetune(
+        train_model(
             net(), split, TrainOptions(steps=2, batch_size=8, lr=0.5, freeze=("4",)), checkpoint=tmp_path / "state"
         )
     with pytest.raises(PortError, match="images was 96 and is 50 now"):
-        finetune(net(), small_split(50), settings, checkpoint=tmp_path / "state")
+        train_model(net(), small_split(50), settings, checkpoint=tmp_path / "state")
     other = net()
     nn.init.zeros_(other[4].bias)
     with pytest.raises(PortError, match="start was '"):
-        finetune(other, split, settings, checkpoint=tmp_path / "state")
+        train_model(other, split, settings, checkpoint=tmp_path / "state")
     (tmp_path / "state").write_bytes(b"broken")
-    again = finetune(net(), split, settings, checkpoint=tmp_path / "state")  # a damaged one is as good as none
-    assert again.losses == finetune(net(), split, settings).losses
+    again = train_model(net(), split, settings, checkpoint=tmp_path / "state")  # a damaged one is as good as none
+    assert again.losses == train_model(net(), split, settings).losses
 
 
 def test_bad_input_is_refused(net, split, small_split, tmp_path):
     with pytest.raises(RecipeError, match=r"no parameter under '0\.2x'; there are 0\.2"):
-        finetune(net(), split, TrainOptions(steps=1, freeze=("0.2x",)))
+        train_model(net(), split, TrainOptions(steps=1, freeze=("0.2x",)))
     with pytest.raises(RecipeError, match="no parameter is left to train"):
-        finetune(net(), split, TrainOptions(steps=1, freeze=("0", "4")))
+        train_model(net(), split, TrainOptions(steps=1, freeze=("0", "4")))
     with pytest.raises(DataError, match="no images to train on"):
-        finetune(net(), small_split(0), TrainOptions(epochs=1))
+        train_model(net(), small_split(0), TrainOptions(epochs=1))
     with pytest.raises(PortError, match=r"the loss is (inf|nan) at step \d of 9; lower lr \(now 1e\+30\)"):
-        finetune(net(), split, TrainOptions(steps=9, batch_size=8, lr=1e30))
+        train_model(net(), split, TrainOptions(steps=9, batch_size=8, lr=1e30))
     (tmp_path / "file").write_text("")
     with pytest.raises(PortError, match="cannot write the checkpoint"):
-        finetune(net(), split, TrainOptions(steps=1, batch_size=8), checkpoint=tmp_path / "file" / "state")
+        train_model(net(), split, TrainOptions(steps=1, batch_size=8), checkpoint=tmp_path / "file" / "state")
 
 
 def test_a_split_that_ends_early_is_named(net, split):
@@ -229,7 +231,7 @@ def test_a_split_that_ends_early_is_named(net, split):
             return super().batches(*args, **options | {"count": 2})
 
     with pytest.raises(DataError, match="gave 2 minibatches of the 5"):
-        finetune(net(), Short(), TrainOptions(steps=5, batch_size=8))
+        train_model(net(), Short(), TrainOptions(steps=5, batch_size=8))
 
 
 def test_tied_and_shared_weights_are_stored(split, tmp_path):
@@ -253,7 +255,7 @@ def test_tied_and_shared_weights_are_stored(split, tmp_path):
         torch.manual_seed(0)
         model = Tied()
         settings = TrainOptions(steps=4, batch_size=8, evaluate_every=1, checkpoint_every=1)
-        finetune(model, split, settings, checkpoint=checkpoint, score=score)
+        train_model(model, split, settings, checkpoint=checkpoint, score=score)
         return model
 
     with pytest.raises(Stop):
@@ -266,25 +268,26 @@ import sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
-from hf_retarget.devices import choose_device
-from hf_retarget.evaluate import evaluate
-from hf_retarget.training.loop import finetune
-from hf_retarget.training.options import TrainOptions
+from hf_retarget.run import Run
+from hf_retarget.evaluation.scorer import score_model
+from hf_retarget.training.loop import train_model
+from hf_retarget.recipe.options import TrainOptions
 from hf_retarget.training.recorder import TrajectoryRecorder
 
-accelerator = choose_device("cpu")
+run = Run(device="cpu")
+accelerator = run.accelerator
 assert accelerator.num_processes == 2
 options, folder = TrainOptions(steps=3, batch_size=8, evaluate_every=1, checkpoint_every=1), Path(sys.argv[2])
 
 def scorer(accelerator):
     data = list(Split().batches(8, seed=9, count=3))
-    return lambda model, step: evaluate(model, data, 3, accelerator=accelerator).loss
+    return lambda model, step: score_model(model, data, 3, accelerator=accelerator).loss
 
 both, alone = make_net(), make_net()
 recorder = TrajectoryRecorder(folder / "trajectory", every=2)
 kept = dict(checkpoint=folder / "state", recorder=recorder)
-shared = finetune(both, Split(), options, accelerator=accelerator, score=scorer(accelerator), **kept)
-single = finetune(alone, Split(), options, score=scorer(None))
+shared = train_model(both, Split(), options, run, score=scorer(accelerator), **kept)
+single = train_model(alone, Split(), options, score=scorer(None))
 assert (shared.losses, shared.scores) == (single.losses, single.scores)
 assert all(torch.equal(value, alone.state_dict()[name]) for name, value in both.state_dict().items())
 wrapped = accelerator.prepare_model(make_net())

@@ -52,7 +52,7 @@ def test_what_is_no_trouble_is_not_repeated(connected: Hub, pauses: list[float])
 
 def test_an_answer_that_never_comes_has_a_time_limit(connected: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_RETARGET_HUB_PATIENCE", "0")
-    monkeypatch.setattr("hf_retarget.hub.watch._ANSWER", 0.2)
+    monkeypatch.setattr("hf_retarget.hub._ANSWER", 0.2)
     connected.slow("whoami", 1)
     with pytest.raises(GaveUp, match="no connection"):
         ask(HfApi().whoami)

@@ -49,7 +49,7 @@ def test_a_terminal_folds_blocks_that_are_alike(vit, monkeypatch):
 def test_figures(vit):
     summary = summarise(vit, "pico")
     assert (len(summary.groups), summary.per_block) == (17, 8)
-    assert summary.share_one == 1.0
+    assert summary.share_on_one_free_axis == 1.0
     stream, heads, inner = summary.groups[0], summary.groups[1], summary.groups[2]
     assert (stream.role, stream.size_text, stream.outer_text) == (Role.STREAM, "12", "")
     assert (heads.role, heads.parameters) == (Role.HEADS, 3 * 144 + 144)
@@ -58,7 +58,7 @@ def test_figures(vit):
 
 
 def test_pinned_axes_are_counted_by_reason(vit):
-    reasons = {pinned.reason: (pinned.count, pinned.axes[0]) for pinned in summarise(vit, "pico").pinned}
+    reasons = {pinned.reason: (len(pinned.axes), pinned.axes[0]) for pinned in summarise(vit, "pico").pinned}
     assert reasons == {"spatial": (1, "pos_embed:1"), "input": (1, "embed.weight:1"), "output": (1, "head.weight:0")}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_retarget.errors import ModelError, RetargetError
-from hf_retarget.landscape import lay_grid, mix, span
+from hf_retarget.landscape.geometry import lay_grid, mix, span
 
 NAMES = ["w", "b"]
 

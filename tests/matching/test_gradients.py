@@ -117,7 +117,7 @@ def test_hash_tensors_sees_names_shapes_and_values():
 
 TWO_PROCESSES = """
 import sys, torch
-from hf_retarget.devices import choose_device
+from hf_retarget.run import choose_device
 from torch import nn
 import hf_retarget as rt
 from hf_retarget.matching.gradients import Gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,13 +16,13 @@ from loopback_hub.cards import LICENCES as KNOWN
 from loopback_hub.cards import problems_of
 from markdown_it import MarkdownIt
 
-from hf_retarget.pipeline.card import describe_rows
+from hf_retarget.document import FORMAT, describe_result, parse_document
 from hf_retarget.publish.card import (
     LICENCES,
     address_card,
     describe_licence,
-    fenced,
-    plain,
+    escape,
+    fence,
     write_port_card,
     write_tuned_card,
 )
@@ -47,6 +48,7 @@ def side(reference: str, hub_id: str | None = None, **more: Any) -> dict[str, An
     return {
         "reference": reference,
         "architecture": "test_resnet",
+        "classes": 3,
         "revision": "c0ffee" if hub_id else None,
         "hub_id": hub_id,
         **more,
@@ -57,36 +59,58 @@ def score(top1: float, **more: Any) -> dict[str, Any]:
     return {"top1": top1, "top5": None, "loss": 1.234, "images": 600, **more}
 
 
-def document(**changes: Any) -> dict[str, Any]:
-    """port.json, as far as a card reads it."""
+def contender(name: str, top1: float, role: str = "beside", **more: Any) -> dict[str, Any]:
+    test = score(top1, **more.pop("test", {}))
+    return {"name": name, "role": role, "gradients": 0, "validation": top1, "test": test, **more}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """Of port.json, as far as a card reads it."""
     data = {
         "name": "ada/insects",
         "revision": "beef",
+        "fingerprint": "f" * 64,
         "classes": 3,
         "labels": ["ant", "bee", "Käfer"],
         "images": {"train": 5400, "validation": 600, "test": 600},
     }
+    steps = [{"step": step, "far": step / 10, "top1": 0.5, "loss": 1.0} for step in range(1, 11)]
     return {
+        "format": FORMAT,
+        "version": "0.1.0",
         "verdict": "Undecided: 50.0% of 600 test images.",
-        "best_step": 7,
+        "winner": "fgmt",
+        "contenders": [
+            contender("fgmt", 0.5, "port", gradients=10, best_step=7, steps=steps),
+            contender("tuned", 0.7),
+            contender("naive", 0.2),
+            contender("plain", 0.51, gradients=60),
+        ],
         "steps_planned": 10,
-        "test": {"tuned": score(0.7), "naive": score(0.2), "port": score(0.5), "control": score(0.51)},
-        "gradients": {"port": 10, "control": 60},
-        "inputs": {
+        "models": {
             "source": side("timm/old", "timm/old"),
             "tuned": side("/home/ada/secret/tuned"),
             "target": side("new.tag", "timm/new.tag", license="apache-2.0"),
-            "data": {**data, **changes.pop("data", {})},
         },
+        "data": {**data, **changes.pop("data", {})},
         "recipe": {"name": "insects", "data": {"config": "small", "classes": ["ant"]}, "port": {"steps": 10}},
+        "head": {},
+        "graph": {},
+        "permutation": {"moved": 0.9},
         "command": "hf-retarget port --data ada/insects",
         **changes,
     }
 
 
+def compose(made: dict[str, Any], **options: Any) -> str:
+    """The card as a port writes it."""
+    document = parse_document(made)
+    rows = [(describe_result(each, document), asdict(each.test)) for each in document.table]
+    return write_port_card(document, rows, **options)
+
+
 def write(**changes: Any) -> str:
-    made = document(**changes)
-    return write_port_card(made, describe_rows(made))
+    return compose(content(**changes))
 
 
 def shown(card: str) -> str:
@@ -114,17 +138,17 @@ def test_metadata_is_valid_and_complete():
 
 
 def test_lineage_names_the_fine_tuning_and_goes_through_a_local_folder():
-    made = document()
-    made["inputs"]["tuned"] = side("ada/tuned", "ada/tuned", base_models=["timm/old"])
-    made["inputs"]["target"] = side("/x/new", base_models=["timm/new"])
-    data = ModelCard(write_port_card(made, describe_rows(made))).data.to_dict()
+    made = content()
+    made["models"]["tuned"] = side("ada/tuned", "ada/tuned", base_models=["timm/old"])
+    made["models"]["target"] = side("/x/new", base_models=["timm/new"])
+    data = ModelCard(compose(made)).data.to_dict()
     assert data["base_model"] == ["timm/new", "ada/tuned"]
 
 
 def test_a_card_tells_no_paths_of_the_machine():
-    made = document(command="hf-retarget port --data '/home/ada/my secret/photos' --out=/home/ada/secret/out --steps 3")
+    made = content(command="hf-retarget port --data '/home/ada/my secret/photos' --out=/home/ada/secret/out --steps 3")
     made["recipe"]["data"]["reference"] = "/home/ada/secret/photos"
-    text = write_port_card(made, describe_rows(made))
+    text = compose(made)
     assert "secret" not in text
     assert "hf-retarget port --data photos --out=out --steps 3" in text
     assert "reference: photos" in text
@@ -139,11 +163,11 @@ def test_the_hub_accepts_it(connected: Hub):
 def test_the_body_says_what_it_is_and_where_it_comes_from():
     text = write()
     for words in (
-        "port (best step 7 of 10) | 50.0% | 1.234 |",
+        "port by fgmt (best step 7 of 10) | 50.0% | 1.234 |",
         "plain fine-tuning, same price (60 minibatches) | 51.0%",
         "Undecided: 50.0% of 600 test images.",
         "| new base | **new.tag** | c0ffee |",
-        "| fine-tuning | **tuned** | local |",
+        "| tuned model | **tuned** | local |",
         "| data | ada/insects | beef |",
         "5,400 train",
         "ant, bee, Käfer",
@@ -153,15 +177,15 @@ def test_the_body_says_what_it_is_and_where_it_comes_from():
         assert words in text, words
     assert "secret" not in text
     assert "curve" not in text
-    made = document()
-    assert "](figures/curve.png)" in write_port_card(made, describe_rows(made), curve="figures/curve.png")
+    made = content()
+    assert "](figures/curve.png)" in compose(made, curve="figures/curve.png")
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL).group(1))
     assert recipe == json.loads(json.dumps(made["recipe"]))
 
 
 def test_the_better_figure_is_that_of_the_model_in_the_folder():
-    tests = {"port": score(0.5), "finetuned": score(0.8, top5=0.95)}
-    results = ModelCard(write(test=tests)).data.eval_results
+    entered = [contender("fgmt", 0.5, "port"), contender("finetuned", 0.8, "after", test={"top5": 0.95})]
+    results = ModelCard(write(contenders=entered)).data.eval_results
     assert [(each.metric_name, each.metric_value) for each in results] == [
         ("top-1 accuracy", 0.8),
         ("top-5 accuracy", 0.95),
@@ -186,7 +210,7 @@ def test_any_name_survives_and_does_no_harm(name: str):
 def test_a_fine_tuning_has_a_card_too():
     made = {
         "model": side("resnet18.a1_in1k", "timm/resnet18.a1_in1k", license="dinov3-license"),
-        "data": document()["inputs"]["data"],
+        "data": content()["data"],
         "figures": {"test": score(0.9, top5=0.99)},
         "options": {"recipe": {"name": "insects"}},
         "command": "hf-retarget finetune resnet18.a1_in1k",
@@ -205,9 +229,9 @@ def test_a_fine_tuning_has_a_card_too():
 
 
 def test_without_a_base_on_the_hub_nothing_is_claimed():
-    made = document(data={"name": "photos", "revision": None})
-    made["inputs"] |= {name: side(f"/x/{name}") for name in ("source", "tuned", "target")}
-    data = ModelCard(write_port_card(made, describe_rows(made))).data.to_dict()
+    made = content(data={"name": "photos", "revision": None})
+    made["models"] |= {name: side(f"/x/{name}") for name in ("source", "tuned", "target")}
+    data = ModelCard(compose(made)).data.to_dict()
     assert not {"base_model", "base_model_relation", "datasets", "license"} & set(data)
 
 
@@ -215,8 +239,8 @@ def test_the_example_names_the_repository():
     text = write()
     assert '"hf-hub:ada/birds"' in address_card(text, "ada/birds", "main")
     assert '"hf-hub:ada/birds@v2"' in address_card(text, "ada/birds", "v2")
-    made = document()
-    other = write_port_card(made, describe_rows(made), library="transformers")
+    made = content()
+    other = compose(made, library="transformers")
     assert 'pipeline("image-classification", model="ada/birds")' in address_card(other, "ada/birds")
     assert 'model="ada/birds", revision="v2")' in address_card(other, "ada/birds", "v2")
 
@@ -232,5 +256,5 @@ def test_licences():
 
 
 def test_text_in_markdown():
-    assert plain("a\n b") == "a b"
-    assert fenced("x", "yaml") == ["```yaml", "x", "```", ""]
+    assert escape("a\n b") == "a b"
+    assert fence("x", "yaml") == "```yaml\nx\n```\n"

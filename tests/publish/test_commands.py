@@ -53,6 +53,7 @@ def test_a_port_is_pushed_with_its_card(connected: Hub, trio, tmp_path: Path) ->
     done = run("port", *trio, *DATA, *QUICK, "--out", out, "--push-to-hub", "birds", "--private", "--json")
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
+    assert (document["winner"], document["contenders"][0]["role"]) == ("naive", "port")
     repository = connected.repository("ada/birds")
     assert document["pushed"]["commit"] == repository.refs["refs/heads/main"]
     assert repository.facts["private"] is True
@@ -61,7 +62,7 @@ def test_a_port_is_pushed_with_its_card(connected: Hub, trio, tmp_path: Path) ->
     assert problems_of(text) == ([], [])
     card = ModelCard(text)
     assert (card.data.license, card.data.base_model) == ("cc-by-4.0", ["timm/new"])
-    assert card.data.eval_results[0].metric_value == round(document["test"]["port"]["top1"], 4)
+    assert card.data.eval_results[0].metric_value == round(document["contenders"][0]["test"]["top1"], 4)
     assert 'timm.create_model("hf-hub:ada/birds", pretrained=True)' in text
     assert str(tmp_path) not in "".join(repository.read(f).decode() for f in ("README.md", "port.json", "recipe.yaml"))
     tuned = run("finetune", out, *DATA, "--steps", "1", "--out", tmp_path / "finished", "-q")

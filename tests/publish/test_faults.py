@@ -32,7 +32,8 @@ def test_a_busy_hub_is_asked_again(hub: Hub, push, folder: Path, route: str) -> 
     done = push(folder, "birds")
     assert done.exit_code == 0, done.stderr
     assert whole(hub, folder)
-    assert [record.status for record in hub.log.of(route)][:2] in ([503, 200], [503, 404]), "asked again"
+    answers = [record.status for record in hub.log.of(route)]
+    assert answers.count(503) == 1 and len(answers) > 1, "asked again"  # in any order: files are uploaded side by side
     assert len(list(hub.repository("ada/birds").history())) == 2
 
 
@@ -72,7 +73,7 @@ def test_somebody_else_commits_at_the_same_time(hub: Hub, push, folder: Path) ->
     (folder / "recipe.yaml").write_text("name: another\n")
     failed = push(folder, "birds")
     assert failed.exit_code == 1
-    assert "somebody else commits to 'ada/birds' all the time" in failed.stderr.splitlines()[-1]
+    assert "other commits to 'ada/birds' keep coming in between" in failed.stderr.splitlines()[-1]
 
 
 def test_uploads_go_on_where_they_were(hub: Hub, push, refused, folder: Path) -> None:

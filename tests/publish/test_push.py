@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loopback_hub import Hub
 from markupsafe import escape
 
+from hf_retarget.document import read_document
+from hf_retarget.files import to_json
 from hf_retarget.publish import Destination, push_folder
 
+OLD_PORT = Path(__file__).parents[1] / "data_files" / "port-v1" / "port.json"
 PUSHED = ["README.md", "config.json", "figures/curve.png", "finetune.json", "model.safetensors", "recipe.yaml"]
+
+
+def read_port(version: int) -> dict[str, Any]:
+    """The content of a port.json."""
+    return json.loads(OLD_PORT.read_text()) if version == 1 else json.loads(to_json(read_document(OLD_PORT).to_json()))
 
 
 def test_one_commit_with_the_files_that_belong_to_it(hub: Hub, push_alone, folder: Path) -> None:
@@ -142,19 +151,31 @@ def test_a_card_the_hub_refuses(hub: Hub, refused, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "revision", "option", "pushed"),
+    ("shows", "revision", "option", "pushed"),
     [
-        ([{"true": 0}], None, (), False),
-        ([{"true": 0}], None, ("--samples",), True),
-        ([{"true": 0}], "0" * 40, (), True),
-        ([], None, (), True),
+        (True, None, (), False),
+        (True, None, ("--samples",), True),
+        (True, "0" * 40, (), True),
+        (False, None, (), True),
+        (None, None, (), True),
     ],
 )
+@pytest.mark.parametrize("version", [1, 2])
 def test_images_that_are_not_on_the_hub_stay_at_home(
-    hub: Hub, push, folder: Path, samples: list, revision: str | None, option: tuple[str, ...], pushed: bool
+    hub: Hub,
+    push,
+    folder: Path,
+    version: int,
+    shows: bool | None,
+    revision: str | None,
+    option: tuple[str, ...],
+    pushed: bool,
 ) -> None:
-    document = {"format": "hf-retarget/port/1", "samples": samples, "inputs": {"data": {"revision": revision}}}
-    (folder / "port.json").write_text(json.dumps(document))
+    content = read_port(version)
+    (content["inputs"] if version == 1 else content)["data"]["revision"] = revision
+    if not shows:
+        content["samples"] = None if shows is None else {**content["samples"], "images": []}
+    (folder / "port.json").write_text(json.dumps(content))
     shown = ["figures/samples.png", "report.html"]
     for name in shown:
         (folder / name).write_bytes(b"pictures")
@@ -164,10 +185,13 @@ def test_images_that_are_not_on_the_hub_stay_at_home(
     assert ("because your images are in it" in done.stderr) is not pushed
 
 
-def test_paths_of_this_machine_stay_at_home(hub: Hub, push, folder: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_paths_of_this_machine_stay_at_home(hub: Hub, push, folder: Path, version: int) -> None:
     command = "hf-retarget port --data '/home/ada/my photos' --src-ft ~/tuned --new-base timm/new"
-    inputs = {"tuned": {"reference": "/home/ada/tuned"}, "data": {"revision": "0" * 40}}
-    (folder / "port.json").write_text(json.dumps({"inputs": inputs, "samples": None, "command": command}))
+    content = read_port(version) | {"samples": None, "command": command}
+    models = "inputs" if version == 1 else "models"
+    content[models]["tuned"]["reference"] = "/home/ada/tuned"
+    (folder / "port.json").write_text(json.dumps(content))
     (folder / "recipe.yaml").write_text("data:\n  reference: /home/ada/Käfer\n", encoding="utf-8")
     (folder / "report.html").write_text(f"<code>{escape(command)}</code>")
     kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -175,7 +199,7 @@ def test_paths_of_this_machine_stay_at_home(hub: Hub, push, folder: Path) -> Non
     repository = hub.repository("ada/birds")
     short = "hf-retarget port --data 'my photos' --src-ft tuned --new-base timm/new"
     pushed = json.loads(repository.read("port.json"))
-    assert (pushed["command"], pushed["inputs"]["tuned"]["reference"]) == (short, "tuned")
+    assert (pushed["command"], pushed[models]["tuned"]["reference"]) == (short, "tuned")
     assert repository.read("recipe.yaml").decode() == "data:\n  reference: Käfer\n"
     assert repository.read("report.html").decode() == f"<code>{escape(short)}</code>"
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == kept, (

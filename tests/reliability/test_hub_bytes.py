@@ -15,8 +15,9 @@ from loopback_hub import Fault, Hub
 from PIL import Image
 
 import hf_retarget as rt
-from hf_retarget.data import DataOptions, Preprocess, load_data
+from hf_retarget.data import Preprocess, load_data
 from hf_retarget.models import load_checkpoint, save_model
+from hf_retarget.recipe.options import DataOptions
 
 
 @pytest.fixture
@@ -95,7 +96,8 @@ def test_a_dataset_with_a_changed_byte(hub: Hub, tmp_path):
     hub.repository("ada/shades", {"train.parquet": buffer.getvalue()}, kind="dataset")
     code = """
     import datasets
-    from hf_retarget.data import DataOptions, Preprocess, load_data
+    from hf_retarget.data import Preprocess, load_data
+    from hf_retarget.recipe.options import DataOptions
     datasets.disable_progress_bars()
     gray = Preprocess.of({"input_size": (1, 8, 8)})
     def load():

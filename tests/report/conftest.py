@@ -12,7 +12,10 @@ import pytest
 from chromium import PROGRAM, Page, browse
 from PIL import Image
 
-Document = dict[str, Any]
+from hf_retarget.document import FORMAT, PortDocument, parse_document
+
+Content = dict[str, Any]
+"""Of port.json."""
 
 EVIL = [
     "<script>window.hacked = 1</script>",
@@ -28,7 +31,7 @@ EVIL = [
 ]
 
 
-def _score(top1: float, classes: int, draw: random.Random, confusion: bool = False) -> Document:
+def _score(top1: float, classes: int, draw: random.Random, confusion: bool = False) -> Content:
     rows = [[0] * classes for _ in range(classes)]
     for true in range(classes):
         for _ in range(30):
@@ -43,7 +46,7 @@ def _score(top1: float, classes: int, draw: random.Random, confusion: bool = Fal
     return found | ({"confusion": rows} if confusion else {})
 
 
-def _steps(tops: list[float], cosines: bool = True) -> list[Document]:
+def _steps(tops: list[float], cosines: bool = True) -> list[Content]:
     return [
         {
             "step": step,
@@ -61,52 +64,62 @@ def _steps(tops: list[float], cosines: bool = True) -> list[Document]:
     ]
 
 
-def make_document(
+def make_content(
     classes: int = 4, names: list[str] | None = None, groups: int = 11, steps: int = 5, **changes: Any
-) -> Document:
+) -> Content:
     """What port.json of a port with all that there is says; `changes` replaces parts of it."""
     draw = random.Random(0)
     labels = names or [f"class {number}" for number in range(classes)]
     side = {
         "architecture": "resnet18",
+        "classes": classes,
         "revision": None,
         "hashes": {"model.safetensors": "ab" * 32},
         "dtype": "float32",
     }
     name = labels[0] if names else "layer"
     document = {
-        "format": "hf-retarget/port/1",
+        "format": FORMAT,
         "version": "0.1.0",
         "verdict": "Worth it: 62.5% of 120 test images, +4.0 points (±1.5) against plain fine-tuning; go on.",
-        "best_step": steps - 1,
-        "validation": {"top1": 0.6, "loss": 1.0},
-        "test": {
-            "port": _score(0.6, classes, draw, confusion=True),
-            "finetuned": _score(0.7, classes, draw, confusion=True),
-            "control": _score(0.66, classes, draw, confusion=True),
-            "naive": _score(0.3, classes, draw),
-            "tuned": _score(0.8, classes, draw),
-            "base": _score(0.25, classes, draw),
-        },
-        "steps": _steps([0.3 + 0.3 * step / steps for step in range(1, steps)] + [0.5]),
+        "winner": "fgmt",
+        "contenders": [
+            make_contender(
+                "fgmt",
+                _score(0.6, classes, draw, confusion=True),
+                _steps([0.3 + 0.3 * step / steps for step in range(1, steps)] + [0.5]),
+                role="port",
+                gradients=20,
+                curve=[[640 * step / steps, 0.1 * step / steps] for step in range(1, steps + 1)],
+            ),
+            make_contender(
+                "finetuned",
+                _score(0.7, classes, draw, confusion=True),
+                role="after",
+                gradients=10,
+                curve=[[640, 0.6], [800, 0.68]],
+            ),
+            make_contender(
+                "plain",
+                _score(0.66, classes, draw, confusion=True),
+                gradients=25,
+                curve=[[0, 0.25], [320, 0.5], [800, 0.66]],
+            ),
+            make_contender("naive", _score(0.3, classes, draw), _steps([0.25] * steps, cosines=False)),
+            make_contender("tuned", _score(0.8, classes, draw), validation=0.81),
+            make_contender("base", _score(0.25, classes, draw)),
+        ],
         "steps_planned": steps,
-        "naive_steps": _steps([0.25] * steps, cosines=False),
-        "naive_best_step": 1,
-        "oracle_steps": None,
-        "oracle_best_step": None,
-        "levels": {"tuned": 0.81, "base": 0.25},
         "samples": {
             "ours": "finetuned",
-            "theirs": "control",
+            "theirs": "plain",
             "rule": "at random",
             "counts": {"only ours": 20, "only theirs": 15, "neither": 30, "both": 55},
             "images": [
-                {"number": n, "label": n % classes, "predictions": {"finetuned": 0, "control": 1}, "kind": kind}
+                {"number": n, "label": n % classes, "predictions": {"finetuned": 0, "plain": 1}, "kind": kind}
                 for n, kind in enumerate(("only ours", "only theirs", "neither", "both") * 3)
             ],
         },
-        "gradients": {"port": 20, "control": 25},
-        "curves": {"finetuned": [[20, 0.6], [30, 0.68]], "control": [[0, 0.25], [10, 0.5], [25, 0.66]]},
         "head": {"policy": "zero", "why": "the heads differ"},
         "graph": {"groups": groups, "fingerprint": "cd" * 32, "check": {"verdict": "passed"}},
         "permutation": {"moved": 0.9, "given": False},
@@ -127,18 +140,18 @@ def make_document(
                 for n in range(groups)
             },
         },
-        "inputs": {
+        "models": {
             "source": {"reference": "old", **side},
             "tuned": {"reference": "/home/somebody/tuned", **side},
             "target": {"reference": "timm/new@main", **side, "revision": "e" * 40},
-            "data": {
-                "name": "clothes",
-                "revision": None,
-                "fingerprint": "ef" * 32,
-                "images": {"train": 400, "validation": 50, "test": 30 * classes},
-                "classes": classes,
-                "labels": labels,
-            },
+        },
+        "data": {
+            "name": "clothes",
+            "revision": None,
+            "fingerprint": "ef" * 32,
+            "images": {"train": 400, "validation": 50, "test": 30 * classes},
+            "classes": classes,
+            "labels": labels,
         },
         "recipe": {"port": {"batch_size": 32, "method": "fgmt", "bn_batches": 2}, "finetune": {"batch_size": 16}},
         "device": {"type": "cpu", "precision": "no", "processes": 1},
@@ -152,23 +165,39 @@ def make_document(
     return document | changes
 
 
-def make_masked(**changes: Any) -> Document:
+def make_contender(name: str, test: Content, steps: list[Content] | None = None, **more: Any) -> Content:
+    """One entry of `contenders`; the best of its steps is the first that is best."""
+    tops = [step["top1"] for step in steps or ()]
+    return {
+        "name": name,
+        "role": "beside",
+        "gradients": 0,
+        "validation": max(tops, default=test["top1"]),
+        "test": test,
+        "best_step": tops.index(max(tops)) + 1 if tops else None,
+        "steps": steps or [],
+    } | more
+
+
+def make_masked() -> Content:
     """What port.json of a sign-masked port says: beside the naive port stands the mask alone."""
-    document = make_document(**changes)
-    document["recipe"]["port"]["method"] = "fgmt-sign"
-    document["test"]["masked"] = _score(0.5, 4, random.Random(1))
-    return document | {"masked_steps": _steps([0.45] * 5, cosines=False), "masked_best_step": 1}
+    content = make_content()
+    content["contenders"][0]["name"] = content["winner"] = content["recipe"]["port"]["method"] = "fgmt-sign"
+    alone = make_contender("naive-sign", _score(0.5, 4, random.Random(1)), _steps([0.45] * 5, cosines=False))
+    content["contenders"].append(alone)
+    return content
 
 
-def make_evil() -> Document:
+def make_evil() -> Content:
     """Every text that comes from somebody else is an attack."""
-    document = make_document(classes=len(EVIL), names=EVIL)
+    document = make_content(classes=len(EVIL), names=EVIL)
     for place, side in enumerate(("source", "tuned", "target")):
-        document["inputs"][side]["reference"] = EVIL[place]
-        document["inputs"][side]["architecture"] = EVIL[place + 1]
-        document["inputs"][side]["hashes"] = {EVIL[3]: EVIL[0]}
-    document["inputs"]["data"]["name"] = EVIL[3]
+        document["models"][side]["reference"] = EVIL[place]
+        document["models"][side]["architecture"] = EVIL[place + 1]
+        document["models"][side]["hashes"] = {EVIL[3]: EVIL[0]}
+    document["data"]["name"] = EVIL[3]
     document["recipe"]["name"] = EVIL[0]
+    document["contenders"] += [make_contender(name, _score(0.4, len(EVIL), random.Random(0))) for name in EVIL]
     return document | {"notes": EVIL, "command": EVIL[0], "verdict": f"Worth it: {EVIL[3]}", "version": EVIL[1]}
 
 
@@ -184,23 +213,36 @@ def make_thumbnails(count: int = 12) -> dict[int, bytes]:
 
 
 @pytest.fixture
-def document() -> Document:
-    return make_document()
-
-
-@pytest.fixture(scope="session")
-def documents() -> Callable[..., Document]:
-    return make_document
+def content() -> Content:
+    """For changes of single values."""
+    return make_content()
 
 
 @pytest.fixture
-def masked() -> Document:
+def masked() -> Content:
     return make_masked()
 
 
+@pytest.fixture
+def document() -> PortDocument:
+    return parse_document(make_content())
+
+
 @pytest.fixture(scope="session")
-def evil() -> Document:
-    return make_evil()
+def documents() -> Callable[..., PortDocument]:
+    """Whole, with changes of parts; `lacking` names contenders that did not enter."""
+
+    def make(lacking: tuple[str, ...] = (), **changes: Any) -> PortDocument:
+        content = make_content(**changes)
+        content["contenders"] = [each for each in content["contenders"] if each["name"] not in lacking]
+        return parse_document(content)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def evil() -> PortDocument:
+    return parse_document(make_evil())
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_retarget import trace
-from hf_retarget.inspection import draw_fit
+from hf_retarget.inspection import draw_fit, draw_page
 from hf_retarget.report import compose_report
 
 
@@ -40,7 +40,11 @@ def test_pointing_at_a_chart_shows_its_values(page, report):
     shown.open(report)
     assert shown.run(TOOLTIP) is None
     shown.point(*shown.run(PLACE))
-    assert shown.run(TOOLTIP).splitlines()[:3] == ["step 3", "port: 48.0%", "naive port: 25.0%"]
+    assert shown.run(TOOLTIP).splitlines()[:3] == [
+        "step 3",
+        "port by fgmt: 48.0%",
+        "naive port, no matching: 25.0%",
+    ]
     box = shown.run("(({left, right}) => [left, right])(document.getElementById('tooltip').getBoundingClientRect())")
     assert 0 <= box[0] < box[1] <= 1100
     shown.point(1, 1)
@@ -135,6 +139,31 @@ def test_paper_is_white_even_where_screens_are_dark(page, documents, tmp_path):
         found[media] = shown.run(grounds)
     assert set(found["print"]) == {"#ffffff"}
     assert "#ffffff" not in found["screen"]
+
+
+def test_the_page_of_a_graph_answers_to_pointer_and_keyboard(page, tmp_path):
+    graph = trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(3, 2)), example_input=torch.zeros(1, 4))
+    (tmp_path / "graph.html").write_text(draw_page(graph, "pico"), encoding="utf-8")
+    shown = page()
+    shown.resize(1100, 1200)
+    shown.open(tmp_path / "graph.html")
+    assert (shown.complaints, shown.requests) == ([], [])
+    for scheme in ("light", "dark"):
+        shown.prefer(scheme)
+        assert shown.run(CONTRAST)["worst"] >= 4.5
+    lane = "document.querySelector('.group .reach').getBoundingClientRect()"
+    picked = "[...document.querySelectorAll('tr.picked')].map((row) => row.cells[0].innerText)"
+    shown.point(*shown.run(f"(({{left, right, top}}) => [(left + right) / 2, top + 9])({lane})"))
+    assert shown.run(TOOLTIP).startswith("0 (4): inner")
+    assert shown.run(picked) == ["0"]
+    shown.point(1, 1)
+    assert (shown.run(TOOLTIP), shown.run(picked)) == (None, [])
+    shown.run("document.querySelector('.scroll > .graph').focus()")
+    for _ in range(2):
+        shown.press("ArrowDown")
+    assert shown.run(picked) == ["1"]
+    shown.press("Escape")
+    assert (shown.run(TOOLTIP), shown.run(picked)) == (None, [])
 
 
 def test_evil_names_do_no_harm(page, evil, thumbnails, tmp_path):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 
+from hf_retarget.document import parse_document
 from hf_retarget.report import compose_report
 from hf_retarget.report.captions import caption_curve, caption_price
-from hf_retarget.report.classes import draw_classes, list_confusions, theirs
-from hf_retarget.report.curves import draw_curve, list_paid
-from hf_retarget.report.tables import list_facts, list_step_columns, list_steps
+from hf_retarget.report.classes import draw_classes, list_confusions
+from hf_retarget.report.curves import draw_curve, draw_price, list_paid
+from hf_retarget.report.report import list_facts, list_step_columns, list_steps
 
 ALL = ["curve", "price", "gradients", "moved", "groups", "sweeps", "batchnorm", "classes", "confusion", "time"]
 GRAPH = '<svg xmlns="http://www.w3.org/2000/svg" class="graph"><title>graph</title></svg>'
@@ -44,6 +46,11 @@ class Reader(HTMLParser):
 def whole(documents, thumbnails):
     """The report of a port that has all there is."""
     return compose_report(documents(), thumbnails, GRAPH)
+
+
+def pick(content: dict, name: str) -> dict:
+    """One of the contenders, to be changed."""
+    return next(each for each in content["contenders"] if each["name"] == name)
 
 
 def names(report) -> list[str]:
@@ -124,10 +131,13 @@ def test_evil_names_do_no_harm(evil, thumbnails):
 @pytest.mark.parametrize(
     ("changes", "missing"),
     [
-        ({"curves": {}, "matching": None, "seconds": {}}, {"price", "moved", "groups", "sweeps", "time"}),
         (
-            {"samples": None, "batchnorm": {"layers": 0, "batches": 0, "statistics": {}}, "naive_steps": None}
-            | {"levels": {}, "memory": None, "peak_memory": None, "command": "", "notes": []},
+            {"lacking": ("plain", "finetuned"), "matching": {}, "seconds": {}},
+            {"price", "moved", "groups", "sweeps", "time"},
+        ),
+        (
+            {"samples": None, "batchnorm": {"layers": 0, "batches": 0, "statistics": {}}, "lacking": ("naive", "tuned")}
+            | {"memory": {}, "peak_memory": None, "command": "", "notes": []},
             {"samples", "batchnorm"},
         ),
     ],
@@ -139,18 +149,15 @@ def test_what_was_not_measured_is_left_out(changes, missing, documents, thumbnai
 
 
 def test_a_port_alone(documents):
-    alone = documents(curves={}, naive_steps=None, levels={}, samples=None, gradients={"port": 0, "control": 0})
-    alone["test"] = {"port": alone["test"]["port"]}
-    alone["steps"] = alone["steps"][:1]
-    alone["best_step"] = 1
-    report = compose_report(alone)
+    everybody = ("finetuned", "plain", "naive", "tuned", "base")
+    report = compose_report(documents(steps=2, lacking=everybody, samples=None))
     assert report.problems == ()
     assert "There is nothing to compare with." in report.html
 
 
-def test_a_picture_that_fails_is_named_and_nothing_else_is_lost(document):
-    document["batchnorm"]["statistics"]["broken"] = {"before": None, "after": None}
-    report = compose_report(document)
+def test_a_picture_that_fails_is_named_and_nothing_else_is_lost(content):
+    content["batchnorm"]["statistics"]["broken"] = {"before": None, "after": None}
+    report = compose_report(parse_document(content))
     assert set(ALL) - set(names(report)) == {"batchnorm"}
     assert [problem.partition(":")[0] for problem in report.problems] == ["batchnorm"]
     assert "could not be drawn" in report.html
@@ -158,60 +165,57 @@ def test_a_picture_that_fails_is_named_and_nothing_else_is_lost(document):
 
 
 def test_the_price_counts_images(document):
-    paid = list_paid(document)
-    assert [spent for spent, _ in paid["port"]] == [128, 256, 384, 512, 640], "20 minibatches of 32 in 5 steps"
-    assert [spent for spent, _ in paid["finetuned"]] == [640, 640 + 10 * 16]
-    assert [spent for spent, _ in paid["control"]] == [0, 320, 800]
-    document["recipe"]["port"]["method"] = "gmt"
-    assert [spent for spent, _ in list_paid(document)["port"]] == pytest.approx(
-        [640 * n / 15 for n in (1, 3, 6, 10, 15)]
-    )
+    paid = {each.name: [spent for spent, _ in each.curve] for each in list_paid(document)}
+    assert paid == {"fgmt": [128, 256, 384, 512, 640], "finetuned": [640, 800], "plain": [0, 320, 800]}
+    chart = draw_price(document)
+    for words in ("after 128 images", "after 640 images", "after 800 images"):
+        assert words in chart.inline
+    assert "plain fine-tuning, same price ends at 66.0%" in chart.alt
 
 
-def test_captions_say_whether_it_is_good(document):
+def test_captions_say_whether_it_is_good(content):
+    document = parse_document(content)
     assert "the matching does the work" in caption_curve(document)
     assert "falls to 50.0%" in caption_curve(document)
     assert "ends at 68.0%" in caption_price(document)
-    for each in document["naive_steps"]:
-        each["top1"] = 0.6
-    assert "the matching does little" in caption_curve(document)
+    pick(content, "naive")["validation"] = 0.6
+    assert "the matching does little" in caption_curve(parse_document(content))
 
 
 def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
-    assert "step 3\nport: 48.0%\nmask alone: 45.0%\nnaive port: 25.0%" in draw_curve(masked).inline
-    assert "mask alone: at best 45.0%; naive port: at best 25.0%" in draw_curve(masked).alt
-    assert ("50.0%", "mask alone, no neuron matched", "masked") in list_facts(masked)
-    at = list_step_columns(masked).index("mask alone")
-    assert {row[at] for row in list_steps(masked)} == {"45.0%"}
-    assert "downhill for the new base, alone gets no further than 45.0%" in caption_curve(masked)
-    for each in masked["masked_steps"]:
-        each["top1"] = 0.6
-    assert "the matching does little" in caption_curve(masked)
-    del masked["test"]["control"]
-    assert theirs(masked) == "masked", "what the verdict compares the matching with"
-    assert "mask alone: " in draw_classes(masked).inline
-    assert compose_report(masked, thumbnails).problems == ()
+    document = parse_document(masked)
+    chart, mask, naive = draw_curve(document), "mask alone, no matching", "naive port, no matching"
+    assert f"step 3\n{document.port.row.label}: 48.0%\n{mask}: 45.0%\n{naive}: 25.0%" in chart.inline
+    assert f"{mask}: at best 45.0%; {naive}: at best 25.0%" in chart.alt
+    assert ("50.0%", mask, "naive-sign") in list_facts(document)
+    at = list_step_columns(document).index("mask alone")
+    assert {row[at] for row in list_steps(document)} == {"45.0%"}
+    assert "(mask alone) it gets no further than 45.0%" in caption_curve(document)
+    pick(masked, "naive-sign")["validation"] = 0.6
+    assert "the matching does little" in caption_curve(parse_document(masked))
+    masked["contenders"].remove(pick(masked, "plain"))
+    without = parse_document(masked)
+    assert without.rival.name == "naive-sign", "what the verdict compares the matching with"
+    assert "mask alone" in draw_classes(without).inline
+    assert compose_report(without, thumbnails).problems == ()
 
 
 @pytest.mark.parametrize("method", ["naive", "naive-sign"])
 def test_a_port_without_matching_is_not_compared_with_itself_nor_praised_for_matching(method, masked):
-    itself = "masked" if method == "naive-sign" else "naive"
-    masked["recipe"]["port"]["method"] = method
-    masked[f"{itself}_steps"] = masked["steps"]
-    masked["test"] = {name: masked["test"][name] for name in ("port", "masked", "naive", "tuned")}
-    if method == "naive":
-        masked["masked_steps"] = None
-        del masked["test"]["masked"]
-    assert "matching" not in caption_curve(masked)
-    assert itself not in [kind for *_, kind in list_facts(masked)]
-    assert theirs(masked) == ("naive" if method == "naive-sign" else None)
+    port = pick(masked, "fgmt-sign") | {"name": method}
+    beside = ["naive", "tuned"] if method == "naive-sign" else ["tuned"]
+    masked |= {"winner": method, "contenders": [port, *(pick(masked, name) for name in beside)]}
+    document = parse_document(masked)
+    assert "matching" not in caption_curve(document)
+    assert [kind for *_, kind in list_facts(document)].count(method) == 1
+    assert document.rival is (document.find("naive") if method == "naive-sign" else None)
+    assert compose_report(document).problems == ()
 
 
 def test_small_shares_can_be_told_apart_at_the_axis(documents):
-    steps = documents()["steps"]
-    for each in steps:
-        each["top1"] = 0.01
-    low = documents(classes=200, steps=5, naive_steps=None, levels={}, curves={}) | {"steps": steps}
+    low = documents(classes=200, steps=5, lacking=("naive", "tuned", "plain"))
+    steps = tuple(replace(each, top1=0.01) for each in low.port.steps)
+    low = replace(low, contenders=(replace(low.port, steps=steps), *low.contenders[1:]))
     marks = re.findall(r">([\d.]+%)<", draw_curve(low).inline)
     assert len(marks) == len(set(marks)) > 2
 
@@ -227,24 +231,24 @@ def test_without_sample_images_nothing_is_said_about_them(document):
     assert "#images" not in page
 
 
-def test_images_of_a_port_alone_are_right_or_wrong(document, thumbnails):
-    document["samples"] |= {"theirs": None, "counts": {"only ours": 0, "only theirs": 0, "neither": 30, "both": 55}}
-    page = compose_report(document, thumbnails).html
+def test_images_of_a_port_alone_are_right_or_wrong(content, thumbnails):
+    content["samples"] |= {"theirs": None, "counts": {"only ours": 0, "only theirs": 0, "neither": 30, "both": 55}}
+    page = compose_report(parse_document(content), thumbnails).html
     assert "The port is wrong: 30 test images" in page
     assert "The port is right: 55 test images" in page
 
 
 def test_a_graph_without_gains_has_no_legend_of_gains(document):
     assert "painted by what matching gained" in compose_report(document, graph=GRAPH).html
-    document["matching"] = None
-    page = compose_report(document, graph=GRAPH).html
+    page = compose_report(replace(document, matching={}), graph=GRAPH).html
     assert "<h3>The network</h3>" in page
     assert "not measured" not in page
 
 
-def test_the_most_frequent_mistakes_come_first(document):
-    document["test"]["finetuned"]["confusion"] = [[5, 1, 0, 0], [4, 2, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0]]
-    assert list_confusions(document, most=2) == [
+def test_the_most_frequent_mistakes_come_first(content):
+    confusion = [[5, 1, 0, 0], [4, 2, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0]]
+    pick(content, "finetuned")["test"]["confusion"] = confusion
+    assert list_confusions(parse_document(content), most=2) == [
         ("class 1", "class 0", 4, 4 / 6),
         ("class 3", "class 1", 3, 1.0),
     ]

@@ -178,7 +178,7 @@ def test_pictures_that_call_programs_are_not_decoded(machine: Machine, model, tm
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n%%EndComments\n%%EOF\n"
     data = table(tmp_path / "eps" / "train.parquet", [{"bytes": page, "path": None} for _ in range(60)])
     (done,) = machine.run(("finetune", model, "--data", data.parent, "--steps", "1", "--out", "out"))
-    done.assert_refused("it is no image that can be read")
+    done.assert_refused("not an image that can be read")
 
 
 def test_links_are_not_pushed(machine: Machine, model, tmp_path):

@@ -1,0 +1,289 @@
+"""Labelled images in splits, and minibatches of them that depend on nothing but a seed and a number."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from hf_retarget.data.preprocess import Preprocess
+from hf_retarget.data.tables import Rows
+from hf_retarget.errors import DataError
+from hf_retarget.words import plural
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Batch = tuple[Any, Tensor]
+"""Inputs and labels."""
+
+_MANY = 5  # fewer broken images than this are always tolerated
+_SHARE = 0.05  # of a split; more broken images than this are an error
+_ATTEMPTS = 100  # to replace a broken image by another one
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A dataset that is split, and whose labels are numbered as the model numbers them."""
+
+    name: str
+    labels: tuple[str, ...] | None
+    """The label names in the order of their numbers, if there are names."""
+    classes: int
+    train: Split
+    validation: Split
+    test: Split
+    fingerprint: str
+    """Changes with the images, the labels, the options and the preprocessing."""
+    revision: str | None = None
+    """The commit of a Hub dataset."""
+    notes: tuple[str, ...] = ()
+    """Choices made while loading that the user should know about."""
+
+    @property
+    def broken_notes(self) -> list[str]:
+        """One sentence for each split with images that could not be read so far."""
+        return [
+            f"{plural(len(split.broken), 'image')} of '{split.name}' could not be read: "
+            f"{next(iter(split.broken.values()))}"
+            for split in (self.train, self.validation, self.test)
+            if split.broken
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Some rows of a source, with the labels the model knows."""
+
+    name: str
+    rows: Rows
+    indices: Tensor
+    """Which rows."""
+    targets: Tensor
+    """Their labels, known without decoding an image."""
+    preprocess: Preprocess
+    broken: dict[int, str] = field(default_factory=dict, repr=False)
+    """Images found so far that cannot be decoded: number in this split → name and error."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def image(self, number: int) -> Image:
+        """Decode one image, without preprocessing."""
+        row = int(self.indices[number])
+        try:
+            return self.rows.image(row)
+        except Exception as error:  # decoders raise errors of every kind
+            raise DataError(f"{self.name}: {_describe(self.rows, row, error)}") from error
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        seed: int | None = None,
+        count: int | None = None,
+        augment: bool = False,
+        workers: int = 0,
+        skip: int = 0,
+    ) -> Iterator[Batch]:
+        """Draw `count` minibatches after leaving out the first `skip`.
+
+        Without a seed: one pass in order; the last batch may be smaller, and broken images are left out. With a seed:
+        each epoch is shuffled, all batches are full, broken images are replaced, and without `count` the iterator is
+        endless. Batch k depends only on the seed and on k, not on `workers` or on earlier batches.
+        """
+        if batch_size < 1 or skip < 0 or (count is not None and count < 0):
+            raise DataError(f"no batches of size {batch_size}, count {count}, skip {skip}; give positive numbers")
+        if seed is not None and not len(self):
+            raise DataError(f"there are no images in '{self.name}' to draw from")
+        numbers: Iterable[int] = itertools.count(skip)
+        if seed is None:
+            numbers = range(skip, -(-len(self) // batch_size))
+        if count is not None:
+            numbers = itertools.islice(numbers, count)
+        return self._load(_Loader(self, batch_size, seed, augment), numbers, workers)
+
+    def _load(self, loader: _Loader, numbers: Iterable[int], workers: int) -> Iterator[Batch]:
+        loaded: Iterable[_Loaded] = map(loader.__getitem__, numbers)
+        if workers:
+            own = torch.Generator().manual_seed(0)  # or the DataLoader draws from the global generator
+            loaded = DataLoader(loader, batch_size=None, sampler=numbers, num_workers=workers, generator=own)
+        for inputs, labels, broken in loaded:
+            self.broken.update(broken)
+            many = len(self.broken) >= _MANY and len(self.broken) > _SHARE * len(self)
+            if many or inputs is None or len(self.broken) == len(self):
+                raise DataError(
+                    f"{len(self.broken)} images of {len(self)} in '{self.name}' cannot be read: "
+                    f"{'; '.join(list(self.broken.values())[:3])}{' …' if len(self.broken) > 3 else ''}. "
+                    "Repair or remove them"
+                )
+            if len(labels):
+                yield inputs, labels
+
+    def take(self, limit: int | None, seed: int) -> Split:
+        """At most `limit` images, drawn at random and kept in order."""
+        if limit is None or limit >= len(self):
+            return self
+        generator = torch.Generator().manual_seed(derive_seed(seed, "limit"))
+        return self._select(torch.randperm(len(self), generator=generator)[:limit].sort().values)
+
+    def divide(self, count: int, *purpose: object) -> tuple[Split, Split]:
+        """Draw `count` images, in each class the same share; these and the others, both kept in order.
+
+        `purpose` seeds the draw: draws for different purposes are independent.
+        """
+        # Not `train_test_split(stratify_by_column=…)`: it refuses classes of one image, and would draw other images.
+        generator = torch.Generator().manual_seed(derive_seed(*purpose))
+        # The shuffled images of each class are spread evenly over 0 … 1; the lowest of all are drawn.
+        height = torch.empty(len(self), dtype=torch.float64)
+        for label in self.targets.unique():
+            members = (self.targets == label).nonzero().flatten()
+            rank = torch.randperm(len(members), generator=generator)
+            height[members] = (rank + torch.rand((), dtype=torch.float64, generator=generator)) / len(members)
+        drawn = torch.zeros(len(self), dtype=torch.bool)
+        drawn[height.argsort(stable=True)[:count]] = True
+        return self._select(drawn), self._select(~drawn)
+
+    def renumber(self, numbers: Tensor) -> Split:
+        """Replace each label by its new number, and leave out images whose new number is negative."""
+        kept = numbers[self.targets] >= 0
+        return replace(self._select(kept), targets=numbers[self.targets[kept]])
+
+    def _select(self, chosen: Tensor) -> Split:
+        return replace(self, indices=self.indices[chosen], targets=self.targets[chosen], broken={})
+
+
+class BatchCache:
+    """Cache of decoded minibatches. Minibatches that need more than `limit` bytes are not kept.
+
+    Example:
+        >>> cache = BatchCache((3, 32, 32))
+        >>> cache.get("test", 0, lambda: iter([])) is cache.get("test", 0, lambda: iter([]))
+        True
+    """
+
+    def __init__(self, input_size: tuple[int, ...], limit: int = 256 << 20) -> None:
+        self.input_size, self.limit = input_size, limit
+        self._kept: dict[str, list[Batch]] = {}
+
+    def size(self, images: int) -> int:
+        """Bytes that a number of images takes."""
+        return 4 * images * prod(self.input_size)
+
+    def get(self, key: str, images: int, draw: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:
+        """Return the minibatches kept under a key, or draw them; `images` is how many there will be."""
+        if self.size(images) > self.limit:
+            return draw()
+        if key not in self._kept:
+            self._kept[key] = list(draw())
+        return self._kept[key]
+
+    def forget(self, but: str) -> None:
+        """Forget all minibatches except those of one key."""
+        self._kept = {key: batches for key, batches in self._kept.items() if key == but}
+
+
+_Loaded = tuple[Tensor | None, Tensor, dict[int, str]]
+"""Inputs (None if a broken image could not be replaced), labels, and the images found broken."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Loader(Dataset[_Loaded]):
+    """Batch k of a split for any k; a map-style dataset for torch's DataLoader."""
+
+    split: Split
+    batch_size: int
+    seed: int | None
+    augment: bool
+
+    @cached_property
+    def _shape(self) -> Callable[[Image], Tensor]:
+        return self.split.preprocess.shape(self.augment)
+
+    def __getitem__(self, number: int) -> _Loaded:
+        start = number * self.batch_size
+        stop = start + self.batch_size if self.seed is not None else min(start + self.batch_size, len(self.split))
+        pixels, chosen, broken = [], [], dict[int, str]()
+        with _restored_generators():
+            for position in range(start, stop):
+                for candidate in self._candidates(position):
+                    image = self._decode(candidate, broken)
+                    if image is not None:
+                        if self.augment:
+                            _seed_generators(derive_seed(self.seed, "sample", position))
+                        pixels.append(self._shape(image))
+                        chosen.append(candidate)
+                        break
+                else:
+                    if self.seed is not None:
+                        return None, torch.empty(0, dtype=torch.long), broken
+        inputs = self.split.preprocess.normalise(torch.stack(pixels)) if pixels else torch.empty(0)
+        return inputs, self.split.targets[chosen], broken
+
+    def _candidates(self, position: int) -> Iterator[int]:
+        """The image at a position of the order; with a seed, also those that may replace it."""
+        size = len(self.split)
+        if self.seed is None:
+            yield position
+            return
+        epoch, place = divmod(position, size)
+        yield int(_order(self.seed, epoch, size)[place])
+        for attempt in range(_ATTEMPTS):
+            yield derive_seed(self.seed, "instead", position, attempt) % size
+
+    def _decode(self, number: int, broken: dict[int, str]) -> Image | None:
+        if number in self.split.broken or number in broken:
+            return None
+        row = int(self.split.indices[number])
+        try:
+            return self.split.rows.image(row)
+        except Exception as error:  # decoders raise errors of every kind
+            broken[number] = _describe(self.split.rows, row, error)
+            return None
+
+
+def _describe(rows: Rows, row: int, error: Exception) -> str:
+    # The text of an OSError contains the full path, which does not belong in a published report.
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{rows.name(row)}: {reason or type(error).__name__}"
+
+
+@lru_cache(maxsize=4)  # a batch may reach into the next epoch
+def _order(seed: int, epoch: int, size: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch)))
+
+
+def derive_seed(*parts: object) -> int:
+    """Derive a seed of 63 bits from anything that has a stable `repr`.
+
+    Example:
+        >>> derive_seed(0, "epoch", 1) == derive_seed(0, "epoch", 1) != derive_seed(0, "epoch", 2)
+        True
+    """
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+@contextmanager
+def _restored_generators() -> Iterator[None]:
+    """Restore the global generators afterwards: timm's transforms draw from them."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed those of all devices

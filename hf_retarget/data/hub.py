@@ -1,0 +1,134 @@
+"""Datasets of the Hub through `datasets`: only their own files, with the bytes that the Hub has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hf_retarget.data.embedded import EMBEDDED
+from hf_retarget.data.files import check_card, check_files, data_files, loading
+from hf_retarget.data.labels import suggest
+from hf_retarget.data.tables import Source, open_tables
+from hf_retarget.errors import DataError
+from hf_retarget.hub import (
+    GaveUp,
+    ask,
+    clean_token,
+    describe_gate,
+    drop,
+    explain,
+    fetch_whole,
+    find_cause,
+    is_trouble,
+    is_whole,
+    token_was_refused,
+)
+from hf_retarget.recipe.options import DataOptions
+
+
+def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
+    """Download a dataset of the Hub, `org/name` or `org/name@revision`."""
+    name, builder = find_on_hub(reference, options, token, download=True)
+    with loading(f"dataset '{name}' cannot be loaded from the Hub"):
+        tables = builder.as_dataset()
+    # Rows of a table must hold their images; only those of an image folder name files.
+    places = _places(name) if builder.name == "imagefolder" else ()
+    return open_tables(name, tables, options, revision=builder.hash, places=places)
+
+
+def find_on_hub(
+    reference: str, options: DataOptions, token: str | None = None, *, download: bool = False
+) -> tuple[str, Any]:
+    """Return the name of a dataset and its builder, which knows splits, features and sizes before the download."""
+    from datasets import load_dataset_builder
+
+    name, _, asked = reference.partition("@")
+    revision, token = asked or options.revision, clean_token(token)
+
+    def find() -> Any:
+        builder = load_dataset_builder(name, name=options.config, revision=revision, token=token)
+        if builder.name != "cache":  # or the Hub is out of reach, and this is what was prepared before
+            check_files(builder, lambda file: file.startswith(f"hf://datasets/{name}@"), name)
+        if download:
+            _download(builder, name)
+        return builder
+
+    with _explained(name, revision, bars=download and sys.stderr.isatty()):
+        _check_card(name, revision, token)
+        return name, ask(find)
+
+
+@contextmanager
+def _explained(name: str, revision: str | None, *, bars: bool) -> Iterator[None]:
+    """Explain errors of the Hub; `datasets` explains better what a dataset lacks."""
+    try:
+        with loading(f"dataset '{name}' cannot be loaded from the Hub", bars=bars):
+            try:
+                yield
+            except Exception as error:
+                cause = find_cause(error)
+                if isinstance(cause, GaveUp) or token_was_refused(cause):
+                    raise DataError(str(explain(cause, name, kind="dataset"))) from cause
+                if "is a gated dataset" in str(error):  # the cause is hidden
+                    raise DataError(describe_gate(name)) from error
+                raise
+    except DataError as error:
+        if revision or not isinstance(error.__cause__, FileNotFoundError | ConnectionError):
+            raise  # the dataset exists, but lacks what was asked for
+        here = f"nor is it a file or folder here, nor embedded{suggest(name, list(EMBEDDED))}"
+        raise DataError(f"{error}; {here}") from error
+
+
+def _download(builder: Any, name: str) -> None:
+    """Download and prepare a dataset; a second time if some bytes differ from those of the Hub."""
+    prepared = Path(builder.cache_dir).exists()
+    builder.download_and_prepare()
+    if not prepared and _drop_damaged(builder, name):
+        builder.download_and_prepare(download_mode="force_redownload")
+        if _drop_damaged(builder, name):
+            raise DataError(f"files of dataset '{name}' do not have the hashes that the Hub names; try again later")
+
+
+def _drop_damaged(builder: Any, name: str) -> bool:
+    """Drop downloaded files that do not have the hash of the Hub; returns whether there were any."""
+    from huggingface_hub import try_to_load_from_cache
+
+    damaged = []
+    for file in data_files(builder):
+        revision, _, path = file.removeprefix(f"hf://datasets/{name}@").partition("/")
+        found = try_to_load_from_cache(name, path, revision=revision, repo_type="dataset")
+        if isinstance(found, str) and not is_whole(Path(found)):
+            drop(Path(found))
+            damaged.append(path)
+    return bool(damaged)
+
+
+def _check_card(name: str, revision: str | None, token: str | None) -> None:
+    """Refuse a README.md that leads to other files. Other problems of a dataset are left to `datasets`."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+
+    download = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision, token=token)
+    try:
+        card = fetch_whole(lambda: Path(ask(download)), f"README.md of dataset '{name}'")
+    except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
+        return
+    except Exception as error:
+        if isinstance(find_cause(error), GaveUp) or is_trouble(error):
+            return  # out of reach: only what was prepared before can be loaded
+        raise
+    check_card(card, f"dataset '{name}'")
+
+
+def _places(name: str) -> tuple[Path, ...]:
+    """Where the files of a dataset are on this machine: downloaded, and unpacked."""
+    import datasets
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    own = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
+    return own, Path(datasets.config.EXTRACTED_DATASETS_PATH)

@@ -1,0 +1,411 @@
+"""port.json: its type, its version, its JSON schema, and how older versions are read. Importing this imports no torch.
+
+    python -m hf_retarget.document docs/port.schema.json
+
+writes the schema, which a test compares with the types below.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+from hf_retarget.contenders import AFTER, BESIDE, PORT, Contender, contenders, find_contender
+from hf_retarget.errors import PortError
+from hf_retarget.files import to_json, write_json
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+
+FORMAT = "hf-retarget/port/2"
+
+
+def _check_accuracies(*values: float | None) -> None:
+    for value in values:
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"an accuracy is {value}")
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """One step along the trajectory; `top1` and `loss` are those on the validation images."""
+
+    step: int
+    far: float | None
+    """λ, the share of the way; None on an actual trajectory, which has no straight line to measure it on."""
+    top1: float
+    loss: float | None
+    objective: float = 0.0
+    sweeps: int = 0
+    moved: float = 0.0
+    """Share of the neurons that the permutation moves."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    objectives: tuple[float, ...] = ()
+    """After each sweep of the search."""
+    cosines: dict[str, float | None] | None = None
+    """Of the gradients of both sides at this step: `before`, `unseen` and `after` matching."""
+
+    def __post_init__(self) -> None:
+        _check_accuracies(self.top1)
+
+
+@dataclass(frozen=True)
+class ScoreFigures:
+    """Scores on the test images."""
+
+    top1: float
+    top5: float | None
+    loss: float | None
+    images: int
+    per_class: tuple[float | None, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_accuracies(self.top1, self.top5, *self.per_class)
+
+
+@dataclass(frozen=True)
+class ContenderFigures:
+    """What one contender achieved, and at what price."""
+
+    name: str
+    role: str
+    """`port`: may win. `after`: continues from the winner. `beside`: is compared with it."""
+    gradients: int
+    """Gradients of a minibatch that it took."""
+    validation: float
+    """Accuracy on the validation images, of the best step if there are steps."""
+    test: ScoreFigures
+    best_step: int | None = None
+    steps: tuple[StepFigures, ...] = ()
+    curve: tuple[tuple[float, float], ...] = ()
+    """Validation accuracy over the training images spent so far, where gradients were taken."""
+
+    def __post_init__(self) -> None:
+        _check_accuracies(self.validation, *(top1 for _, top1 in self.curve))
+        if self.role not in (PORT, AFTER, BESIDE):
+            raise ValueError(f"there is no role '{self.role}'")
+        if self.best_step is not None and not 1 <= self.best_step <= len(self.steps):
+            raise ValueError(f"its best step is {self.best_step} of {len(self.steps)}")
+
+    @property
+    def row(self) -> Contender:
+        """Its words and colours."""
+        return find_contender(self.name)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One of the models that went in."""
+
+    reference: str
+    architecture: str
+    classes: int
+    location: str | None = None
+    """A hash of the path, where it was one."""
+    library: str = "timm"
+    options: dict[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    hub_id: str | None = None
+    base_models: tuple[str, ...] = ()
+    license: str | None = None
+    license_link: str | None = None
+    hashes: dict[str, str] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        """What people call it; of a local path only the last part, because a report may be read by anybody."""
+        return self.reference if self.revision else Path(self.reference).name or self.reference
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """The images that went in."""
+
+    name: str
+    classes: int
+    images: dict[str, int]
+    fingerprint: str
+    location: str | None = None
+    revision: str | None = None
+    labels: tuple[str, ...] | None = None
+    preprocess: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The labels, or the numbers of the classes."""
+        return [str(each) for each in self.labels or range(self.classes)]
+
+
+@dataclass(frozen=True)
+class PermutationFacts:
+    """The permutation of the winner."""
+
+    moved: float
+    """Share of the neurons that it moves."""
+    given: bool = False
+    origin: str | None = None
+    """The folder of the port that it was taken from."""
+
+
+@dataclass(frozen=True)
+class PortDocument:
+    """Everything that is known about a finished port."""
+
+    format: str
+    version: str
+    verdict: str
+    winner: str
+    """The name of the contender that was chosen on the validation images."""
+    contenders: tuple[ContenderFigures, ...]
+    steps_planned: int
+    models: dict[str, ModelFacts]
+    """source, tuned and target; tuned_target if it was given."""
+    data: DataFacts
+    recipe: dict[str, Any]
+    head: dict[str, Any]
+    graph: dict[str, Any]
+    permutation: PermutationFacts
+    matching: dict[str, Any] = field(default_factory=dict)
+    batchnorm: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, Any] | None = None
+    device: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    peak_memory: int | None = None
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    """All that the result depends on: what `--resume` compares."""
+
+    older: ClassVar[tuple[str, ...]] = ("hf-retarget/port/1",)
+
+    def __post_init__(self) -> None:
+        if self.find(self.winner) is None:
+            raise ValueError(f"its winner '{self.winner}' is not among its contenders")
+        if len({each.name for each in self.contenders}) < len(self.contenders):
+            raise ValueError("two of its contenders have the same name")
+        if not {"source", "tuned", "target"} <= self.models.keys():
+            raise ValueError("it does not name its three models")
+        if not 0 <= sum(self.seconds.values()) < math.inf:
+            raise ValueError("its seconds are not a time")
+
+    def find(self, name: str) -> ContenderFigures | None:
+        """The contender of this name, if it entered."""
+        return next((each for each in self.contenders if each.name == name), None)
+
+    @property
+    def port(self) -> ContenderFigures:
+        """The winner."""
+        return next(each for each in self.contenders if each.name == self.winner)
+
+    @property
+    def result(self) -> ContenderFigures:
+        """What was saved: what continued from the winner, or the winner itself."""
+        return next((each for each in self.contenders if each.role == AFTER), self.port)
+
+    @property
+    def alternative(self) -> ContenderFigures | None:
+        """What a user would have done instead, at the same price."""
+        return next((each for each in self.contenders if each.row.is_alternative), None)
+
+    @property
+    def unmatched(self) -> ContenderFigures | None:
+        """The winner without its matching."""
+        return self.find(self.port.row.without_matching)
+
+    @property
+    def rival(self) -> ContenderFigures | None:
+        """What the result is compared with, image by image: the alternative, else a port without matching."""
+        plain = (each for each in self.contenders if each.role == BESIDE and each.steps)
+        return (
+            self.alternative or self.unmatched or next((each for each in plain if not each.row.without_matching), None)
+        )
+
+    @property
+    def best(self) -> StepFigures | None:
+        """The winner's best step."""
+        return self.port.steps[self.port.best_step - 1] if self.port.best_step else None
+
+    @property
+    def table(self) -> list[ContenderFigures]:
+        """The contenders in the order of a table; those that this version does not know come last."""
+        order = {each.name: place for place, each in enumerate(contenders())}
+        return sorted(self.contenders, key=lambda each: order.get(each.name, len(order)))
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing."""
+        return 1 / max(1, self.data.classes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
+    """The label of a contender in a table of results, with its best step or its price."""
+    if figures.best_step:
+        planned = f" of {document.steps_planned}" if figures.name == document.winner else ""
+        return f"{figures.row.label} (best step {figures.best_step}{planned})"
+    return (
+        f"{figures.row.label} ({figures.gradients:,} minibatches)" if figures.row.is_alternative else figures.row.label
+    )
+
+
+def read_document(path: str | Path) -> PortDocument:
+    """Read a port.json of this or an older version; PortError says what is wrong with it."""
+    path = Path(path)
+    try:
+        return parse_document(read_json(path, MAX_DOCUMENT_BYTES))
+    except FileNotFoundError as error:
+        raise PortError(f"there is no '{path}'; is its folder a finished port?") from error
+    except (OSError, ValueError) as error:
+        raise PortError(f"'{path}' cannot be read: {error}; make the port again") from error
+
+
+def parse_document(content: Any) -> PortDocument:
+    """The document of plain JSON values; ValueError says what is wrong with it."""
+    kind = content.get("format") if isinstance(content, dict) else type(content).__name__
+    if kind in PortDocument.older:
+        try:
+            content = _upgrade(content)
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from error
+    elif kind != FORMAT:
+        raise ValueError(f"it is no port: its format is {kind!r}, not {FORMAT!r}")
+    document: PortDocument = _read(PortDocument, content, "")
+    return document
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """A JSON value as what a type says; keys that it does not know are ignored."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return None if value is None else _read(next(each for each in inner if each is not type(None)), value, where)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        if inner[-1] is not Ellipsis:
+            if len(inner) != len(value):
+                raise ValueError(f"'{where}' has {len(value)} entries instead of {len(inner)}")
+            return tuple(_read(each, one, where) for each, one in zip(inner, value, strict=True))
+        return tuple(_read(inner[0], each, f"{where}[{place}]") for place, each in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {str(key): _read(inner[1], each, f"{where}.{key}") for key, each in value.items()}
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints, known = get_type_hints(kind), {}
+        for each in fields(kind):
+            if each.name in value:
+                known[each.name] = _read(hints[each.name], value[each.name], f"{where}.{each.name}".lstrip("."))
+            elif each.default is MISSING and each.default_factory is MISSING:
+                raise ValueError(f"'{where}.{each.name}' is missing".replace("'.", "'"))
+        try:
+            return kind(**known)  # type: ignore[operator]  # a class, as is_dataclass said
+        except ValueError as error:
+            raise ValueError(f"{error} (in '{where}')" if where else str(error)) from error
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind in (str, int, bool) and type(value) is kind:
+        return value
+    raise ValueError(f"'{where}' is {type(value).__name__}, which it cannot be")
+
+
+def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
+    """A port.json of version 1, whose contenders stood under keys of their own."""
+    inputs, permutation = dict(old["inputs"]), dict(old["permutation"])
+    winner = "given" if permutation["given"] else old["recipe"]["port"]["method"]
+    names = {"port": winner, "masked": "naive-sign", "control": "plain", "tuned_target": "tuned-target"}
+    found: dict[str, dict[str, Any]] = {}
+    for key, score in old["test"].items():
+        name = names.get(key, key)
+        if name not in found:  # a naive port was listed twice
+            found[name] = {"name": name, "test": score, **_upgrade_contender(old, key, find_contender(name))}
+    return {
+        **old,
+        "format": FORMAT,
+        "winner": winner,
+        "contenders": list(found.values()),
+        "data": inputs.pop("data"),
+        "models": inputs,
+        "permutation": {**permutation, "origin": permutation.get("from")},
+        "samples": _upgrade_samples(old.get("samples"), names),
+        **{key: old.get(key) or {} for key in ("matching", "batchnorm", "memory", "device")},
+    }
+
+
+def _upgrade_contender(old: Mapping[str, Any], key: str, row: Contender) -> dict[str, Any]:
+    """What was known about one contender; curves were over minibatches, those of a port had no price."""
+    port, spent = old["recipe"]["port"], _read(int, old["gradients"]["port"], "gradients.port")
+    batch = _read(int, port["batch_size"], "recipe.port.batch_size")
+    after = _read(int, old["recipe"]["finetune"]["batch_size"], "recipe.finetune.batch_size")
+    steps = (old["steps"] if key == "port" else old.get(f"{key}_steps")) or []
+    best = old["best_step"] if key == "port" else old.get(f"{key}_best_step")
+    made = row.gradients(len(steps))
+    taken = spent if key == "port" else made * _read(int, port["grad_batches"], "recipe.port.grad_batches")
+    curve = [(batch * taken / made * row.gradients(each["step"]), each["top1"]) for each in steps if made]
+    if key == "control":
+        taken = old["gradients"]["control"]
+        curve = [(batch * float(at), top1) for at, top1 in old["curves"].get(key) or ()]
+    if key == "finetuned":  # its curve began after the minibatches of the port, which may have another size
+        places = [(float(at) - spent, top1) for at, top1 in old["curves"].get(key) or ()]
+        taken = round(places[-1][0]) if places else 0
+        curve = [(batch * spent + after * at, top1) for at, top1 in places]
+    level = steps[best - 1]["top1"] if best else (old.get("levels") or {}).get(key)
+    if level is None:
+        level = curve[-1][1] if curve else old["test"][key]["top1"]
+    role = PORT if key == "port" else AFTER if key == "finetuned" else BESIDE
+    return {"role": role, "gradients": taken, "validation": level, "best_step": best, "steps": steps, "curve": curve}
+
+
+def _upgrade_samples(samples: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
+    """The sample images, with the new names of those that judged them."""
+    if not samples:
+        return None
+    images = [
+        {**image, "predictions": {names.get(who, who): guess for who, guess in image["predictions"].items()}}
+        for image in samples["images"]
+    ]
+    judges = {side: names.get(samples[side], samples[side]) for side in ("ours", "theirs")}
+    return {**samples, **judges, "images": images}
+
+
+def make_schema() -> dict[str, Any]:
+    """The JSON schema of port.json, derived from the types."""
+    described = _describe(PortDocument)
+    described["properties"]["format"] = {"const": FORMAT}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": FORMAT, **described}
+
+
+def _describe(kind: Any) -> dict[str, Any]:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return {}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_describe(each) for each in inner]}
+    if origin is tuple and inner[-1] is Ellipsis:
+        return {"type": "array", "items": _describe(inner[0])}
+    if origin is tuple:
+        length = {"minItems": len(inner), "maxItems": len(inner)}
+        return {"type": "array", "prefixItems": [_describe(each) for each in inner], **length}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _describe(inner[1])}
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+        properties = {each.name: _describe(hints[each.name]) for each in fields(kind)}
+        return {"type": "object", "required": needed, "properties": properties}
+    words = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+    return {"type": words[kind]}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        write_json(sys.argv[1], make_schema())
+    else:
+        sys.stdout.write(to_json(make_schema()) + "\n")

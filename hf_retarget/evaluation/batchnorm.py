@@ -1,0 +1,129 @@
+"""BatchNorm statistics re-estimated from images: those of a ported model fit neither of the models it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hf_retarget.errors import DataError, NotFiniteError
+from hf_retarget.run import SILENT, Progress
+
+Batch = tuple[Any, Tensor]
+"""Inputs and labels."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The running statistics of one layer in two figures: how long the mean is, and the average variance."""
+
+    mean_norm: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class BatchNormReset:
+    """What a reset did: the statistics of each layer before and after, and from how many minibatches."""
+
+    before: Mapping[str, Statistics]
+    after: Mapping[str, Statistics]
+    batches: int
+
+    @property
+    def layers(self) -> int:
+        """The number of layers that were reset."""
+        return len(self.after)
+
+
+def reset_batchnorm(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    accelerator: Accelerator | None = None,
+    progress: Progress = SILENT,
+) -> BatchNormReset:
+    """Replace the running statistics of all BatchNorm layers by their averages over minibatches; nothing else changes.
+
+    A model without such layers is left alone and nothing is drawn from `batches`. Every process runs all minibatches
+    (a few are enough), so that all agree exactly. If anything goes wrong, the old statistics are put back.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+        >>> reset_batchnorm(model, [(torch.ones(8, 4), torch.zeros(8))]).layers
+        1
+        >>> reset_batchnorm(nn.Linear(4, 2), []).layers
+        0
+    """
+    norms = {name: each for name, each in model.named_modules() if _keeps_statistics(each)}
+    before = {name: _summary(norm) for name, norm in norms.items()}
+    if not norms:
+        return BatchNormReset(before, before, 0)
+    device = accelerator.device if accelerator else torch.device("cpu")
+    model.to(device)
+    seen = 0
+    with torch.no_grad(), _estimating(model, list(norms.values())):
+        for inputs, _ in progress.track(batches, "resetting BatchNorm"):
+            with accelerator.autocast() if accelerator else nullcontext():
+                _run(model, inputs.to(device), seen)
+            seen += 1
+        if not seen:
+            raise DataError("there are no minibatches to reset BatchNorm with; give at least one")
+        if broken := next((name for name, norm in norms.items() if not _is_finite(norm)), None):
+            raise NotFiniteError(f"the statistics of BatchNorm '{broken}' became infinite: its inputs are too large")
+    return BatchNormReset(before, {name: _summary(norm) for name, norm in norms.items()}, seen)
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def _is_finite(norm: nn.Module) -> bool:
+    return all(bool(norm.get_buffer(name).isfinite().all()) for name in ("running_mean", "running_var"))
+
+
+def _summary(norm: nn.Module) -> Statistics:
+    mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    return Statistics(float(mean.double().norm()), float(variance.double().mean()))
+
+
+@contextmanager
+def _estimating(model: nn.Module, norms: list[nn.Module]) -> Iterator[None]:
+    """Statistics at zero and averaged cumulatively, all but BatchNorm in evaluation mode; the modes as before after."""
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
+    model.train().eval()  # by way of train(): some models keep what they derived from their weights until then
+    for norm in norms:
+        norm.reset_running_stats()  # type: ignore[operator]  # the method of _BatchNorm
+        norm.momentum = None  # type: ignore[assignment]  # torch's sign for a cumulative average
+        norm.training = True  # not train(): timm's BatchNorm layers may hold dropout
+    try:
+        yield
+    except BaseException:
+        for norm, buffers in zip(norms, kept, strict=True):
+            for name, buffer in buffers.items():
+                norm.get_buffer(name).copy_(buffer)
+        raise
+    finally:
+        model.train()
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, training in modes:
+            module.training = training
+
+
+def _run(model: nn.Module, inputs: Tensor, number: int) -> None:
+    try:
+        model(inputs)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            f"minibatch {number} holds {len(inputs)} image, too few for BatchNorm; use larger minibatches"
+        ) from error

@@ -1,0 +1,188 @@
+"""Scoring: weights are loaded, BatchNorm statistics reset and images evaluated here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hf_retarget.data import BatchCache
+from hf_retarget.data.batches import Batch, ImageData, Split, derive_seed
+from hf_retarget.errors import DataError, ModelError, NotFiniteError
+from hf_retarget.evaluation.batchnorm import BatchNormReset, reset_batchnorm
+from hf_retarget.recipe import PortOptions
+from hf_retarget.run import SILENT, Progress, Run
+
+Tensors = Mapping[str, Tensor]
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""From the model's output and the labels to a scalar, averaged over the batch."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What was measured. Accuracies lie between 0 and 1."""
+
+    loss: float
+    top1: float
+    top5: float | None
+    """None if there are five classes or fewer."""
+    count: int
+    per_class: tuple[float | None, ...]
+    """The accuracy on each class, None where there was no image of it."""
+    confusion: tuple[tuple[int, ...], ...]
+    """One row for each true class: how often each class was predicted."""
+    predictions: tuple[int, ...]
+    """The predicted class of every image, in the order of the batches."""
+
+
+class Scorer:
+    """One model in which all weights to be scored take turns."""
+
+    def __init__(self, model: nn.Module, data: ImageData, classes: int, options: PortOptions, run: Run) -> None:
+        self.model, self.data, self.classes, self.options, self.run = model, data, classes, options, run
+        self._batches = BatchCache(data.train.preprocess.input_size)
+
+    def load(self, weights: Tensors, parameters: Tensors | None = None) -> None:
+        """Put a whole state dict into the model, and then, if given, other parameters."""
+        self.model.load_state_dict(dict(weights))
+        if parameters is not None:
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():  # tied ones once: both names get the new value
+                    parameter.copy_(parameters[name])
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the weights that are in the model."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+
+    def reset_batchnorm(self) -> BatchNormReset:
+        """Estimate the BatchNorm statistics that fit the weights in the model, always from the same images."""
+        options, run = self.options, self.run
+        if not options.bn_batches:
+            return BatchNormReset({}, {}, 0)
+
+        def draw() -> Iterable[Batch]:
+            other = derive_seed(options.seed, "batchnorm")  # other images than those of the gradients
+            batches = self.data.train.batches
+            return batches(options.batch_size, seed=other, count=options.bn_batches, workers=run.workers)
+
+        with run.clock.stage("batchnorm"):
+            batches = self._batches.get("batchnorm", options.bn_batches * options.batch_size, draw)
+            return reset_batchnorm(self.model, batches, accelerator=run.accelerator, progress=run.progress)
+
+    def score(self, split: Split) -> Score:
+        """Score the weights that are in the model."""
+        size, run = self.options.eval_batch, self.run
+        with run.clock.stage("evaluation"):
+            return score_model(
+                self.model,
+                self._batches.get(split.name, len(split), lambda: split.batches(size, workers=run.workers)),
+                self.classes,
+                accelerator=run.accelerator,
+                progress=run.progress,
+                total=-(-len(split) // size),
+            )
+
+
+def score_model(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    classes: int,
+    *,
+    loss: Loss = cross_entropy,
+    accelerator: Accelerator | None = None,
+    progress: Progress = SILENT,
+    total: int | None = None,
+) -> Score:
+    """Score a model on labelled batches.
+
+    With several processes each runs every n-th batch; all get the same score, and the same as one process alone.
+    Of classes that score equally, the first is predicted. A model that answers with NaN is an error.
+
+    Example:
+        >>> score = score_model(nn.Identity(), [(torch.eye(3), torch.tensor([0, 1, 1]))], classes=3)
+        >>> round(score.top1, 2), score.confusion, score.per_class
+        (0.67, ((1, 0, 0), (0, 1, 1), (0, 0, 0)), (1.0, 0.5, None))
+    """
+    device = accelerator.device if accelerator else torch.device("cpu")
+    rank, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    model.to(device)
+    labels: list[Tensor] = []
+    ranked: list[Tensor] = []  # the best classes of each image, from the first on
+    losses: list[float] = []
+    with torch.no_grad(), _evaluating(model):
+        for number, (inputs, answers) in enumerate(progress.track(batches, "evaluating", total)):
+            _check_labels(answers, classes, number)
+            labels.append(answers.cpu())
+            ranked.append(torch.zeros(len(answers), min(classes, 5), dtype=torch.int64))
+            losses.append(0.0)
+            if number % processes == rank and len(answers):
+                with accelerator.autocast() if accelerator else nullcontext():
+                    output = model(inputs.to(device))
+                    losses[-1] = float(loss(output, answers.to(device))) * len(answers)
+                ranked[-1] = _best(output, classes)
+                losses[-1] = math.nan if output.isnan().any() else losses[-1]
+    if not labels:
+        raise DataError("there are no images to evaluate on; is the split empty?")
+    # What other processes did is zero here, and x + 0 is exactly x: the sums below do not see who did what.
+    both = [torch.cat(ranked), torch.tensor(losses, dtype=torch.float64)]
+    if accelerator is not None and processes > 1:
+        both = [accelerator.reduce(each.to(device), "sum").cpu() for each in both]
+    if (broken := both[1].isnan()).any():  # in all processes alike
+        batch = int(broken.nonzero()[0, 0])
+        raise NotFiniteError(f"the model answers images of batch {batch + 1} with NaN: its weights are broken")
+    return _score(torch.cat(labels), both[0], both[1].tolist(), classes)
+
+
+def _score(labels: Tensor, ranked: Tensor, losses: list[float], classes: int) -> Score:
+    predicted = ranked[:, 0]
+    confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
+    sizes, hits = confusion.sum(1).tolist(), confusion.diagonal().tolist()
+    return Score(
+        loss=math.fsum(losses) / len(labels),
+        top1=sum(hits) / len(labels),
+        top5=int((ranked == labels[:, None]).sum()) / len(labels) if classes > 5 else None,
+        count=len(labels),
+        per_class=tuple(hit / size if size else None for hit, size in zip(hits, sizes, strict=True)),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        predictions=tuple(predicted.tolist()),
+    )
+
+
+def _best(output: Tensor, classes: int) -> Tensor:
+    if output.ndim != 2 or output.shape[1] != classes:
+        raise ModelError(
+            f"the model's output has shape {list(output.shape)}, but there are {classes} classes; "
+            "the model needs a head with one output per class"
+        )
+    # A zero head scores all classes equally, and argmax and topk may then choose as they like; a stable sort may not.
+    return output.float().argsort(dim=1, descending=True, stable=True)[:, :5].cpu()
+
+
+def _check_labels(labels: Tensor, classes: int, number: int) -> None:
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"label {wrong} in batch {number} is not one of the model's {classes} classes (0 to {classes - 1})"
+        )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train().eval()  # by way of train(): some models keep what they derived from their weights until then
+    try:
+        yield
+    finally:
+        model.train()
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,357 @@
+"""Calls to the Hub: retried while it is in trouble, files compared by hash, errors explained. Imports no torch.
+
+The client repeats some calls itself (downloads, five times) and others never (whoami, model_info, commits); it waits
+as long as the Hub asks for, and forever for an answer. Within `ask`, every call is repeated, and trouble ends after
+`HF_RETARGET_HUB_PATIENCE` seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from hf_retarget.errors import RetargetError
+from hf_retarget.files import hash_file
+
+PATIENCE = "HF_RETARGET_HUB_PATIENCE"
+"""The environment variable with the seconds that the Hub may be busy or unreachable before a call gives up."""
+
+_SECONDS = 60.0
+_ATTEMPTS = 6
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
+_CONNECT, _ANSWER = 10.0, 30.0  # seconds, where the client would wait forever
+_BUSY = (408, 425, 429, 500, 502, 503, 504)
+_LOGGER = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class GaveUp(Exception):
+    """The Hub was in trouble for too long. Not an error of the client's, which would try again."""
+
+
+# ---- asking
+
+
+def ask(call: Callable[[], T]) -> T:
+    """Call the client, repeatedly while the Hub is busy or unreachable and there is patience left.
+
+    The call must be safe to repeat. Raises the client's own error, or `GaveUp`; `explain` puts both into words.
+    """
+    from huggingface_hub import get_token
+
+    clean_token(get_token())  # of the login or HF_TOKEN: the client would quote a malformed one in its errors
+    patience, waited, wait = _read_patience(), 0.0, _FIRST_WAIT
+    with _watching(patience), _quiet_client():
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return call()
+            except Exception as error:
+                reason = is_trouble(error)
+                pause = max(wait, _retry_after(getattr(find_cause(error), "response", None)))
+                if reason is None or attempt == _ATTEMPTS:
+                    raise
+                if waited + pause > patience:
+                    raise GaveUp(reason) from error
+            _LOGGER.warning("the Hub: %s; trying again in %g s", reason, pause)
+            time.sleep(pause)
+            waited, wait = waited + pause, min(_LONGEST_WAIT, 2 * wait)
+    raise AssertionError("unreachable")
+
+
+def _read_patience() -> float:
+    text = os.environ.get(PATIENCE, "")
+    try:
+        return max(0.0, float(text)) if text else _SECONDS
+    except ValueError:
+        raise RetargetError(f"{PATIENCE} is '{text}'; give a number of seconds") from None
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Silence the client's own two warnings per attempt; `ask` logs one."""
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Watch:
+    """Measures how long there has been nothing but trouble; called for every request, from any thread."""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._reason = "no connection"
+        self._unanswered: set[int] = set()  # threads
+
+    def before(self, request: Any) -> None:
+        """Set time limits where the client has none; stop if there has been nothing but trouble for too long."""
+        limits, longest = request.extensions.get("timeout", {}), max(self.patience, _ANSWER)
+        ours = {"connect": _CONNECT, "read": longest, "write": longest}
+        request.extensions["timeout"] = {**limits, **{k: v for k, v in ours.items() if limits.get(k) is None}}
+        now, thread = time.monotonic(), threading.get_ident()
+        with self._lock:
+            if thread in self._unanswered:  # the previous request got no answer, and its end is not reported
+                self._since = self._since or now
+            if self._since is not None and now - self._since >= self.patience:
+                raise GaveUp(f"{self._reason} for {self.patience:g} s")
+            self._unanswered.add(thread)
+
+    def after(self, response: Any) -> None:
+        """Record whether the answer was trouble; stop if the Hub asks for more patience than there is."""
+        now, wait = time.monotonic(), _retry_after(response)
+        with self._lock:
+            self._unanswered.discard(threading.get_ident())
+            if response.status_code not in _BUSY:
+                self._since = None
+                return
+            self._since = self._since or now
+            self._reason = _name_status(response.status_code)
+            if now + wait - self._since > self.patience:
+                raise GaveUp(f"{self._reason} and asks to wait {wait:.0f} s")
+
+
+_WATCHES: list[_Watch] = []  # of the whole process: the client uploads in threads of its own
+_installed = threading.Lock()
+
+
+@contextmanager
+def _watching(patience: float) -> Iterator[None]:
+    _install()
+    watch = _Watch(patience)
+    _WATCHES.append(watch)
+    try:
+        yield
+    finally:
+        _WATCHES.remove(watch)
+
+
+def _install() -> None:
+    """Let the client's sessions call the newest watch, if there is one."""
+    if not _installed.acquire(blocking=False):
+        return
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    make = _http._GLOBAL_CLIENT_FACTORY  # the user's own, if there is one; it has no public name
+
+    def make_watched() -> Any:
+        session = make()
+        hooks = session.event_hooks
+        session.event_hooks = {"request": [*hooks["request"], _before], "response": [*hooks["response"], _after]}
+        return session
+
+    set_client_factory(make_watched)
+
+
+def _before(request: Any) -> None:
+    if _WATCHES:
+        _WATCHES[-1].before(request)
+
+
+def _after(response: Any) -> None:
+    if _WATCHES:
+        _WATCHES[-1].after(response)
+
+
+def _name_status(status: int) -> str:
+    return "it has had too many requests (429)" if status == 429 else f"it is busy or has a fault ({status})"
+
+
+def _retry_after(response: Any) -> float:
+    text = "" if response is None else response.headers.get("Retry-After", "").strip()
+    return float(text) if text.isdigit() else 0.0
+
+
+# ---- comparing: the client stores a file under its hash, and never compares them
+
+_SHA256, _GIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
+
+
+def named_hash(path: Path) -> str | None:
+    """The hash that the Hub names for a cached file: sha256 of large files, git's id of small ones; None if unknown."""
+    blob = Path(os.path.realpath(path))
+    known = _SHA256.fullmatch(blob.name) or _GIT.fullmatch(blob.name)
+    return blob.name if known and blob.parent.name == "blobs" else None
+
+
+def is_cached(path: Path) -> bool:
+    """Whether a file belongs to a snapshot of the client's cache."""
+    return path.parent.parent.name == "snapshots"
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a cached file has the hash it is stored under; True if it is not stored under one."""
+    expected = named_hash(path)
+    if expected is None:
+        return True
+    if _SHA256.fullmatch(expected):
+        return expected == hash_file(path)
+    with path.open("rb") as file:
+        return expected == hash_git(file, path.stat().st_size)
+
+
+def hash_git(file: BinaryIO, size: int) -> str:
+    """Git's id of a file: the sha1 of its length and content.
+
+    Example:
+        >>> import io
+        >>> hash_git(io.BytesIO(b""), 0)
+        'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
+    """
+    digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def drop(path: Path) -> None:
+    """Remove a damaged file from the cache, so that it is fetched again."""
+    Path(os.path.realpath(path)).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def fetch_whole(fetch: Callable[[], Path], what: str) -> Path:
+    """Fetch a file and compare its hash; a damaged one is fetched once more, and then refused."""
+    path = fetch()
+    if is_whole(path):
+        return path
+    drop(path)
+    try:
+        path = fetch()
+    except RetargetError as error:
+        raise type(error)(f"the cached copy of {what} was damaged and is removed; {error}") from error
+    if is_whole(path):
+        return path
+    drop(path)
+    raise RetargetError(f"{what} does not have the hash that the Hub names for it, in two downloads; try again later")
+
+
+# ---- explaining: the client's errors share no root, and some are those of the HTTP library
+
+
+def clean_token(token: str | None) -> str | None:
+    """A token without the white space that copying adds; the error about a malformed one does not quote it.
+
+    Example:
+        >>> clean_token(" hf_abc ")
+        'hf_abc'
+    """
+    if not isinstance(token, str):
+        return token  # False: the client sends none at all
+    stripped = token.strip()
+    if not stripped:
+        return None
+    if wrong := next((place for place, letter in enumerate(stripped, 1) if not "!" <= letter <= "~"), None):
+        raise RetargetError(f"character {wrong} of the token for the Hub cannot be part of a token; copy it again")
+    return stripped
+
+
+def is_trouble(error: BaseException) -> str | None:
+    """The reason, if an error may pass with time; None if it will not."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    cause = find_cause(error)
+    if isinstance(cause, HfHubHTTPError):
+        status = cause.response.status_code
+        return _name_status(status) if status in _BUSY else None
+    if isinstance(cause, _http_error()):  # one without an answer
+        return f"no connection ({_one_line(cause)})"
+    return None
+
+
+def find_cause(error: BaseException) -> BaseException:
+    """The error of the Hub or the connection among the causes of an error; the error itself if there is none."""
+    seen = error
+    while not isinstance(seen, (GaveUp, _http_error())) and seen.__cause__ is not None:
+        seen = seen.__cause__
+    return seen if isinstance(seen, (GaveUp, _http_error(), OSError)) else error
+
+
+def token_was_refused(error: BaseException) -> bool:
+    """Whether the Hub does not know the token; without one, it answers the same for a private repository."""
+    response = getattr(find_cause(error), "response", None)
+    return response is not None and response.status_code == 401 and "authorization" in response.request.headers
+
+
+def explain(error: BaseException, repository: str, revision: str | None = None, *, kind: str = "model") -> str | None:
+    """What an error of the client means, and what to do next; None for any other error.
+
+    Example:
+        >>> explain(GaveUp("it is busy (503)"), "org/name")
+        "the Hub could not be asked for 'org/name': it is busy (503); try again later"
+    """
+    from huggingface_hub import errors
+
+    cause = find_cause(error)
+    if isinstance(cause, errors.GatedRepoError):
+        return describe_gate(repository)
+    if token_was_refused(cause):
+        return (
+            "the Hub does not accept the token; log in again (hf auth login), or set HF_TOKEN or --token to a valid one"
+        )
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return (
+            f"there is no {kind} '{repository}' on the Hub, or it is private; "
+            "check the name, or log in (hf auth login) or set HF_TOKEN"
+        )
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return f"'{repository}' has no revision '{revision}'; name a branch, a tag or a commit"
+    if isinstance(cause, errors.HFValidationError):
+        return f"'{repository}' is not a valid name on the Hub: {_one_line(cause)}"
+    if isinstance(cause, errors.OfflineModeIsEnabled):
+        return f"offline mode is on, so the Hub cannot be asked for '{repository}'; unset HF_HUB_OFFLINE"
+    if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 403:
+        return f"the Hub forbids it for '{repository}': {_message(cause)}; use a token with the right to do it"
+    if reason := cause if isinstance(cause, GaveUp) else is_trouble(cause):
+        return f"the Hub could not be asked for '{repository}': {reason}; try again later"
+    if isinstance(cause, errors.HfHubHTTPError):
+        status = cause.response.status_code
+        return f"the Hub answered {status} for '{repository}': {_message(cause)}; is the name right?"
+    return None
+
+
+def describe_gate(repository: str) -> str:
+    """What to do about a gated repository."""
+    return f"'{repository}' is gated: accept its terms on the Hub, then log in (hf auth login) or set HF_TOKEN"
+
+
+@contextmanager
+def explained(kind: type[RetargetError], repository: str, revision: str | None = None) -> Iterator[None]:
+    """Turn the client's errors into one of ours."""
+    try:
+        yield
+    except RetargetError:
+        raise
+    except Exception as error:  # the client's errors share no root, and threads wrap them in others
+        if (words := explain(error, repository, revision)) is None:
+            raise
+        raise kind(words) from error
+
+
+def _message(error: BaseException) -> str:
+    return _one_line(getattr(error, "server_message", None) or error).rstrip(".")
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _http_error() -> type[Exception]:
+    """The root of the errors of the HTTP library that the client uses."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # imported there, not exported
+
+    return HTTPError

@@ -1,0 +1,401 @@
+"""timm's models, and those of a `module:factory` or from Python, which are described in the same terms."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from hf_retarget.errors import ModelError
+from hf_retarget.files import write_json
+from hf_retarget.models.classifier import classifier_names, count_classes, resize_classifier
+from hf_retarget.models.config import (
+    Description,
+    TooLargeError,
+    check_arguments,
+    check_entry,
+    check_images,
+    read_labels,
+)
+from hf_retarget.models.weights import most_common_dtype, seeded, without_numbers, write_weights
+from hf_retarget.names import MODEL_CONFIG
+
+_ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
+"""Entries of a configuration that are true of timm's own weights only, not of others of the same architecture."""
+_LABELS = ("label_names", "label_descriptions", "label_offset")
+_NOTHING = torch.empty(0)
+
+
+# ---- building by name
+
+
+def empty_model(reference: str, **options: Any) -> nn.Module:
+    """Build a model whose parameters take no memory: enough to trace it.
+
+    Buffers are real, because their values may decide what can be permuted.
+
+    Example:
+        >>> next(empty_model("test_vit").parameters()).is_meta
+        True
+    """
+    from accelerate import init_empty_weights
+
+    try:
+        with init_empty_weights(include_buffers=False):
+            return random_model(reference, **options)
+    except TooLargeError:
+        raise
+    except ModelError:
+        return random_model(reference, **options)  # some constructors compute with their own weights
+
+
+def random_model(reference: str, **options: Any) -> nn.Module:
+    """Build a model with random weights from a timm name, `hf-hub:…`, `local-dir:…` or `module:factory`.
+
+    Example:
+        >>> type(random_model("test_vit", num_classes=10)).__name__
+        'VisionTransformer'
+        >>> type(random_model("torch.nn:Linear", in_features=2, out_features=3)).__name__
+        'Linear'
+    """
+    if is_factory(reference):
+        make = _import_factory(reference)
+    else:
+        import timm
+
+        if ":" not in reference and not timm.is_model(reference):
+            raise ModelError(f"'{reference}' is not a timm model; {suggest_names(reference)}")
+        make = partial(timm.create_model, reference, pretrained=False)
+    try:
+        model = make(**options)
+    except TooLargeError as error:
+        raise TooLargeError(f"'{reference}' cannot be built: {error}") from error
+    except Exception as error:  # whatever the constructor of the model raises
+        raise ModelError(f"'{reference}' cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"'{reference}' returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def is_factory(reference: str) -> bool:
+    """Whether a reference is a `module:factory`.
+
+    Example:
+        >>> is_factory("torchvision.models:resnet18"), is_factory("hf-hub:timm/resnet18.a1_in1k")
+        (True, False)
+    """
+    scheme, colon, _ = reference.partition(":")
+    return bool(colon) and scheme not in ("hf-hub", "local-dir", "hf_hub", "local_dir")
+
+
+def is_timm(architecture: str) -> bool:
+    """Whether timm has an architecture of this name."""
+    import timm
+
+    return ":" not in architecture and bool(timm.is_model(architecture))
+
+
+def suggest_names(name: str) -> str:
+    """The end of a message about a name that timm does not have.
+
+    Example:
+        >>> suggest_names("resnet81")
+        "did you mean 'resnet18' or 'resnet61q' or 'resnet51q'?"
+    """
+    import timm
+
+    near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else "timm.list_models() lists the names"
+
+
+def _import_factory(reference: str) -> Callable[..., Any]:
+    module_name, _, factory_name = reference.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), factory_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError(f"'{reference}' cannot be imported: {error}") from error
+    if not callable(factory):
+        raise ModelError(f"'{reference}' is {type(factory).__name__}, not something that builds a model")
+    return factory  # type: ignore[no-any-return]
+
+
+@cache
+def constructor_arguments(architecture: str) -> frozenset[str]:
+    """The parameters of the class that timm builds under a name, or those of a `module:factory`.
+
+    A class that passes the rest on has those of its parents, too.
+
+    Example:
+        >>> "img_size" in constructor_arguments("test_vit"), "checkpoint_path" in constructor_arguments("test_vit")
+        (True, False)
+    """
+    build = _import_factory(architecture) if is_factory(architecture) else type(empty_model(architecture))
+    if not isinstance(build, type):
+        return _parameters(build)[0]
+    names: set[str] = set()
+    for kind in build.__mro__:
+        if own := vars(kind).get("__init__"):
+            found, passes_on = _parameters(own)
+            names |= found | _fields_of_cfg(own)
+            if not passes_on:
+                break
+    return frozenset(names - {"self"})
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """The names of the parameters of a function, and whether it takes any others."""
+    try:
+        given = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # it has no signature
+        return frozenset(), False
+    named = frozenset(each.name for each in given if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+    return named, any(each.kind is each.VAR_KEYWORD for each in given)
+
+
+def _fields_of_cfg(function: Callable[..., Any]) -> set[str]:
+    """Some classes of timm take a dataclass `cfg`, to which they pass on all other arguments."""
+    try:
+        hint = get_type_hints(function).get("cfg")
+    except (NameError, TypeError):
+        return set()
+    kinds = [each for each in (hint, *get_args(hint)) if is_dataclass(each)]
+    return {each.name for kind in kinds for each in fields(kind)}
+
+
+# ---- describing
+
+
+def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: bool) -> Description:
+    """What timm knows of a name, with or without tag; of a `module:factory`, nothing.
+
+    With `pretrained`, the weights are timm's own, and its entries about them (classes, licence, tag) are kept.
+
+    Example:
+        >>> describe_architecture("resnet18.a1_in1k", {}, pretrained=True).config["license"]
+        'apache-2.0'
+    """
+    if is_factory(name):
+        return Description(name, dict(options), None, None, {})
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    config = known.to_dict() if known else {}
+    kept = _known_entries(config, () if pretrained else _ABOUT_WEIGHTS)
+    classes, labels = (config.get("num_classes"), read_labels(config)) if pretrained else (None, None)
+    return Description(name.partition(".")[0], dict(options), classes, labels, _with_input(kept, options))
+
+
+def describe_module(model: nn.Module) -> dict[str, Any]:
+    """The configuration that a model from Python carries, without what is true of timm's own weights only."""
+    carried = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    return _known_entries(carried, _ABOUT_WEIGHTS) if isinstance(carried, dict) else {}
+
+
+def infer_sizes(weights: Mapping[str, Tensor], about: Description, model: nn.Module) -> Description:
+    """The description, completed by the numbers of channels and classes of weights under the model's names."""
+    if "in_chans" not in about.options and (channels := _find_channels(weights, about)):
+        about = _with_channels(about, channels)
+    if about.num_classes is not None:
+        return about
+    sizes = [len(weights[name]) for name in classifier_names(model) if name in weights and weights[name].dim() > 1]
+    return replace(about, num_classes=sizes[0] if sizes else count_classes(model))
+
+
+def _find_channels(weights: Mapping[str, Tensor], about: Description) -> int | None:
+    """The channels of the first convolution, if the same model for colour images has another number.
+
+    timm would infer `in_chans` from the image size in its configuration; here it is always explicit.
+    """
+    first = about.config.get("first_conv")
+    names = [f"{name}.weight" for name in ([first] if isinstance(first, str) else first or ())]
+    stored = {name: weights[name] for name in names if weights.get(name, _NOTHING).dim() == 4}
+    if not stored:
+        return None
+    coloured = _try_build(replace(about, config=_with_channels(about, 3).config))
+    places = coloured.state_dict() if coloured is not None else {}
+    for name, tensor in stored.items():
+        if name in places:
+            ours, theirs = places[name].shape[1], tensor.shape[1]
+            return theirs if ours == 3 != theirs else None
+    return None
+
+
+def _with_channels(about: Description, channels: int) -> Description:
+    size = (channels, *about.config.get("input_size", (3, 224, 224))[1:])
+    return replace(about, options={**about.options, "in_chans": channels}, config={**about.config, "input_size": size})
+
+
+def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the input that the constructor arguments ask for, which overrule it."""
+    channels, height, width = config.get("input_size") or (3, 224, 224)
+    size = options.get("img_size") or (height, width)
+    height, width = (size, size) if isinstance(size, int) else size
+    wanted = (options.get("in_chans") or channels, height, width)
+    return {**config, "input_size": wanted} if "input_size" in config else config
+
+
+def _known_entries(config: Mapping[str, Any], besides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The entries that timm knows (others make it fail), without labels and without the origin of weights."""
+    from timm.models import PretrainedCfg, filter_pretrained_cfg
+
+    known = {field.name for field in fields(PretrainedCfg)} - {"state_dict", *_LABELS, *besides}
+    return dict(filter_pretrained_cfg({k: v for k, v in config.items() if k in known}, remove_source=True))
+
+
+def _try_build(about: Description) -> nn.Module | None:
+    """The model that timm builds under a name, without weights; None if it cannot."""
+    if not about.architecture or not is_timm(about.architecture):
+        return None
+    try:
+        return TimmLibrary().build(about, empty=True)
+    except ModelError:
+        return None
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+class TimmLibrary:
+    """Reads, builds and saves models as timm does on the Hub. A library of models has these methods."""
+
+    companions: tuple[str, ...] = ()
+    """Files besides config.json and the weights that describe a model."""
+    describes_all = False
+    """Whether a model from Python can be rebuilt from its description: no, anything may have been done to it."""
+
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        """Whether a config.json is in the format of this library; timm takes what no other does."""
+        return True
+
+    def describe(self, raw: Mapping[str, Any], folder: Path, where: str, arch: str | None = None) -> Description:
+        """Read a config.json. `arch` overrules its architecture, and only `arch` may be a `module:factory`."""
+        if arch is None:
+            _check_architecture(raw, where)
+        nested = raw.get("pretrained_cfg", raw)  # early versions of timm wrote both into one
+        options = raw.get("model_args") or {}
+        if not isinstance(nested, dict) or not isinstance(options, dict):
+            raise ModelError(f"config.json in '{where}' is malformed: pretrained_cfg and model_args must be objects")
+        options = dict(options)
+        classes = options.pop("num_classes", None)
+        classes = raw.get("num_classes", nested.get("num_classes", classes))
+        check_entry("num_classes", classes, where)
+        architecture = arch or raw["architecture"]
+        if options:
+            options = check_arguments(options, constructor_arguments(architecture), where)
+            check_entry("img_size", options.get("img_size"), where)
+        labels = read_labels(raw) or read_labels(nested)
+        return Description(architecture, options, classes, labels, _with_input(check_images(nested, where), options))
+
+    def describe_model(self, model: nn.Module) -> Description:
+        """Describe a model from Python: as timm's if timm builds the same, otherwise by its class only.
+
+        None if a library does not know the model; timm always has an answer.
+        """
+        config = describe_module(model)
+        about = Description(str(config.get("architecture", "")), {}, count_classes(model), None, config)
+        if channels := _find_channels(model.state_dict(), about):
+            about = _with_channels(about, channels)
+        again = _try_build(about)
+        # Constructor arguments leave traces in the printed form, and in the shapes of tensors.
+        if again is not None and str(again) == str(model) and _shapes(again) == _shapes(model):
+            return about
+        return replace(about, architecture=type(model).__name__, options={})
+
+    def build(self, about: Description, *, empty: bool = False, seed: int = 0) -> nn.Module:
+        """Build the model, with random weights from the seed, or `empty`, without memory for its parameters.
+
+        The classifier of a factory that does not take `num_classes` is exchanged.
+        """
+        options, classes = dict(about.options), about.num_classes
+        takes_classes = True
+        if is_factory(about.architecture):
+            named, takes_any = _parameters(_import_factory(about.architecture))
+            takes_classes = takes_any or "num_classes" in named
+        elif about.config:
+            options["pretrained_cfg"] = _known_entries(about.config)
+        if classes is not None and takes_classes:
+            options["num_classes"] = classes
+        with seeded(seed):
+            model = (empty_model if empty else random_model)(about.architecture, **options)
+            return model if classes is None else resize_classifier(model, classes)
+
+    def convert(self, weights: Mapping[str, Tensor], about: Description) -> dict[str, Tensor] | None:
+        """The tensors as timm renames and resizes those of older or foreign checkpoints; None if it cannot.
+
+        timm fills gaps with random numbers without a warning, which two seeds reveal.
+        """
+        import timm
+
+        if not weights:
+            return None  # timm would look for weights elsewhere
+        hollow = any(tensor.is_meta for tensor in weights.values())
+        if hollow:  # timm computes with them; zeros take no memory until they are written to
+            weights = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in weights.items()}
+        classes = about.num_classes or 0
+        # Made here, so that no file decides where timm looks for weights.
+        stored = {
+            **{name: about.config[name] for name in ("input_size", "fixed_input_size") if name in about.config},
+            "num_classes": classes,
+            "first_conv": None,
+            "classifier": None,
+            "state_dict": dict(weights),
+        }
+        draws = []
+        for seed in (0, 1):
+            try:
+                with seeded(seed):
+                    model = timm.create_model(
+                        about.architecture, pretrained=True, pretrained_cfg=stored, num_classes=classes, **about.options
+                    )
+            except Exception:  # timm's filters may fail in any way on tensors they were not written for
+                return None
+            draws.append(model.state_dict())
+        if any(not torch.equal(tensor, draws[1][name]) for name, tensor in draws[0].items()):
+            return None
+        dtype = most_common_dtype(weights)
+        found = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in draws[0].items()}
+        return without_numbers(found) if hollow else found
+
+    def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
+        """Write model.safetensors and config.json, each whole or not at all (timm's `save_for_hf` does not)."""
+        write_weights(folder, weights)
+        nested = _known_entries(about.config)
+        nested.pop("architecture", None)
+        nested.update(num_classes=about.num_classes, custom_load=False)
+        if about.options.get("in_chans", 3) not in (1, 3):
+            nested["first_conv"] = None  # otherwise timm takes the weights for those of an RGB model and draws new ones
+        config: dict[str, Any] = {"architecture": about.architecture, "num_classes": about.num_classes}
+        if isinstance(features := getattr(model, "num_features", None), int):
+            config["num_features"] = features
+        if isinstance(pool := getattr(model, "global_pool", None), str) and pool:
+            config["global_pool"] = pool
+        if about.labels:
+            config["label_names"] = list(about.labels)
+        if about.options:
+            config["model_args"] = dict(about.options)
+        write_json(folder / MODEL_CONFIG, {**config, "pretrained_cfg": nested})
+
+
+def _check_architecture(raw: Mapping[str, Any], where: str) -> None:
+    """Refuse a config.json that names no architecture, or code to call, or another model to load."""
+    architecture = raw.get("architecture")
+    if not isinstance(architecture, str):
+        raise ModelError(f"config.json in '{where}' names no architecture; say which with --arch")
+    if is_factory(architecture):
+        advice = f"names the code '{architecture}'; if you trust it, say --arch {architecture} yourself"
+    elif ":" in architecture:
+        advice = f"names another model, '{architecture}', instead of an architecture; load that one, or correct it"
+    elif not is_timm(architecture):
+        advice = f"names '{architecture}', which is no timm model; {suggest_names(architecture)}"
+    else:
+        return
+    raise ModelError(f"config.json in '{where}' {advice}")

@@ -1,0 +1,359 @@
+"""transformers' image classifiers: read from their config.json, built, and saved by transformers itself.
+
+Names in memory and names in files differ from version to version; the conversion, both ways, is the library's own.
+Code in a repository is never run.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_retarget.errors import ModelError
+from hf_retarget.files import move_durably, write_json
+from hf_retarget.models.config import Description, TooLargeError, check_images, check_value, read_config, read_labels
+from hf_retarget.models.weights import most_common_dtype, seeded
+
+PREPROCESSOR = "preprocessor_config.json"
+_PROCESSOR = "preprocessor"
+"""Where a description keeps preprocessor_config.json as it was."""
+
+_ASIDE = (
+    *("architectures", "id2label", "label2id", "num_labels", "model_type", "transformers_version", "dtype"),
+    *("torch_dtype", "problem_type", "initializer_range", "finetuning_task", "return_dict", "auto_map"),
+)
+"""Entries of a configuration that do not change the function of a model, or that are kept elsewhere."""
+
+_FORBIDDEN = re.compile(
+    "_?(attn|experts)_implementation(_internal)?|quantization_config|model_args|use_kernels|kernel_config|"
+    "(use_(timm|pretrained)_)?backbone(_config|_kwargs)?|.*(checkpoint_path|cache_dir|state_dict)"
+)
+"""What transformers would act on: kernels and backbones it downloads, packages it imports."""
+_HARMLESS = (None, False, "eager", "sdpa")
+
+_INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""PIL's numbers, and timm's names."""
+_SQUASHED_FROM = 384
+"""ConvNext's processor crops images of less than this many pixels only."""
+
+
+class TransformersLibrary:
+    """Reads, builds and saves image classifiers as transformers does; the methods are explained in `TimmLibrary`."""
+
+    companions: tuple[str, ...] = (PREPROCESSOR,)
+    describes_all = True
+
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        """transformers names `architectures`; timm names one, also where transformers wraps it."""
+        return not isinstance(raw.get("architecture"), str) and ("model_type" in raw or "architectures" in raw)
+
+    def describe(self, raw: Mapping[str, Any], folder: Path, where: str, arch: str | None = None) -> Description:
+        """Read config.json and preprocessor_config.json."""
+        if arch is not None:
+            raise ModelError(f"'{where}' holds a transformers model, whose architecture is known; leave out --arch")
+        named = raw.get("architectures")
+        named = [named] if isinstance(named, str) else named
+        kind, name = raw.get("model_type"), named[0] if isinstance(named, list) and named else None
+        transformers = _import(where, kind or name)
+        names = _classifiers(str(kind))
+        if not names:
+            own = " with code of its own, which is not run" if "auto_map" in raw else ""
+            raise ModelError(
+                f"'{where}' holds a transformers model of type '{kind}'{own}; "
+                "it is none of transformers' image classifiers, and only those can be ported"
+            )
+        # A base may come without a classifier, as ViTModel: it is read as a classifier of no classes.
+        headed = name in names
+        try:
+            with _quiet():
+                known = transformers.CONFIG_MAPPING[kind]
+                config = known.from_dict({**_keep_fields(raw, known, where), **({} if headed else {"num_labels": 0})})
+        except ModelError:
+            raise
+        except Exception as error:  # whatever the configuration's own checks raise
+            raise ModelError(f"config.json in '{where}' is no configuration of '{kind}': {error}") from error
+        processor = read_config(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
+        images = check_images(_read_images(config, processor), where, PREPROCESSOR)
+        images |= {_PROCESSOR: processor} if processor else {}
+        return _describe(str(name) if headed else names[0], config, read_labels(raw) if headed else None, images)
+
+    def describe_model(self, model: nn.Module) -> Description | None:
+        """Describe a model that transformers built, unless it differs from its configuration."""
+        library = sys.modules.get("transformers")  # without an import, there is no such model
+        if library is None or not isinstance(model, library.PreTrainedModel):
+            return None
+        config: Any = model.config
+        name = next(each.__name__ for each in type(model).__mro__ if each.__module__.startswith("transformers."))
+        if name not in _classifiers(config.model_type):
+            return None
+        carried = getattr(model, "pretrained_cfg", None)
+        about = _describe(name, config, read_labels(config.to_dict()), carried or _read_images(config, None))
+        again = self.build(about, empty=True).state_dict()
+        same = {key: each.shape for key, each in again.items()} == {k: e.shape for k, e in model.state_dict().items()}
+        return about if same else None
+
+    def build(self, about: Description, *, empty: bool = False, seed: int = 0) -> nn.Module:
+        """Build a model that returns a tensor of logits; all else is transformers' own."""
+        from accelerate import init_empty_weights
+
+        kind, config = _configure(about)
+        with ExitStack() as stack:
+            stack.enter_context(_quiet())
+            stack.enter_context(seeded(seed))
+            if empty:
+                stack.enter_context(init_empty_weights(include_buffers=False))
+            try:
+                model: Any = kind(config)
+            except TooLargeError:
+                raise
+            except Exception as error:  # whatever the constructor of the model raises
+                raise ModelError(f"'{about.architecture}' cannot be built: {type(error).__name__}: {error}") from error
+        model.__class__ = _with_logits(kind)
+        model.pretrained_cfg = {key: value for key, value in about.config.items() if key != _PROCESSOR}
+        return model  # type: ignore[no-any-return]
+
+    def convert(self, weights: Mapping[str, Tensor], about: Description) -> dict[str, Tensor] | None:
+        """The tensors as `from_pretrained` renames them; None if some are missing, or left over beside a classifier."""
+        kind, config = _configure(about)
+        hollow = any(tensor.is_meta for tensor in weights.values())
+        options = {"device_map": "meta"} if hollow else {}
+        try:
+            with _quiet():
+                model, report = kind.from_pretrained(
+                    None,
+                    config=config,
+                    state_dict=dict(weights),
+                    output_loading_info=True,
+                    dtype=most_common_dtype(weights),
+                    **options,
+                )
+        except Exception:  # transformers may fail in any way on tensors it does not expect
+            return None
+        wrong = report["missing_keys"] or report["mismatched_keys"] or report["error_msgs"]
+        if wrong or (report["unexpected_keys"] and about.num_classes):
+            return None
+        return dict(model.state_dict())
+
+    def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
+        """Write config.json, model.safetensors and preprocessor_config.json, each whole or not at all."""
+        from accelerate import init_empty_weights
+
+        kind, config = _configure(about)
+        if about.labels:
+            config.id2label = dict(enumerate(about.labels))
+            config.label2id = {label: number for number, label in config.id2label.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        hidden = Path(tempfile.mkdtemp(dir=folder, prefix=".saving."))
+        try:
+            with _quiet():
+                with init_empty_weights(include_buffers=False):
+                    plain = kind(config).to(most_common_dtype(weights))  # config.json names the dtype, too
+                plain.save_pretrained(hidden, state_dict=weights)
+            for path in sorted(hidden.iterdir()):
+                move_durably(path, folder / path.name)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        if processor := compose_processor(about.config.get(_PROCESSOR), about.config):
+            write_json(folder / PREPROCESSOR, processor)
+
+
+def _configure(about: Description) -> tuple[Any, Any]:
+    """The class, and a configuration of its own for this number of classes."""
+    kind = getattr(_import(about.architecture, about.architecture), about.architecture)
+    return kind, kind.config_class(**dict(about.options), num_labels=about.num_classes or 0)
+
+
+def _describe(name: str, config: Any, labels: tuple[str, ...] | None, images: dict[str, Any]) -> Description:
+    options = {key: value for key, value in config.to_diff_dict().items() if key not in _ASIDE and key[0] != "_"}
+    return Description(name, options, config.num_labels, labels, images, "transformers")
+
+
+def _import(where: str, kind: object) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ModelError(
+            f"'{where}' holds a transformers model ({kind!r}), and transformers is not installed: "
+            "pip install 'hf-retarget[transformers]'"
+        ) from error
+    return transformers
+
+
+def _classifiers(model_type: str) -> tuple[str, ...]:
+    """The image classifiers that transformers has for a type of models, the usual one first."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as NAMES
+
+    # timm's models have a configuration of their own, which is read as timm's; ShieldGemma is a language model.
+    found = () if model_type in ("timm_wrapper", "shieldgemma2") else NAMES.get(model_type, ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _keep_fields(raw: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
+    """The entries of a config.json that are fields of a configuration class, plain and bounded.
+
+    Unknown entries are left out, as many files have some; those that transformers would act on are refused.
+    """
+    for name, value in raw.items():
+        if _FORBIDDEN.fullmatch(name) and value not in _HARMLESS:
+            raise ModelError(
+                f"config.json in '{where}' has '{name}', which does not describe a model's shape; "
+                "remove it: a configuration may not decide what is loaded or run"
+            )
+    inner = getattr(kind, "sub_configs", {})
+    known = {each.name for each in fields(kind)} | {"num_labels"}
+    kept = {}
+    for name, value in raw.items():
+        if name not in known:
+            continue
+        if name in inner and isinstance(value, Mapping):
+            value = _keep_fields(value, inner[name], where)
+        elif name not in ("id2label", "label2id"):  # as many as there are classes
+            check_value(name, value, where)
+        kept[name] = value
+    return kept
+
+
+@cache
+def _with_logits(kind: type[nn.Module]) -> type[nn.Module]:
+    """The same class, but a call returns the logits, and the classifier is announced as timm's models do."""
+
+    def forward(self: Any, pixel_values: Tensor) -> Tensor:
+        logits: Tensor = kind.forward(self, pixel_values=pixel_values).logits
+        return logits
+
+    def get_classifier(self: Any) -> list[nn.Module]:
+        """The layers after the backbone that have as many outputs as there are classes."""
+        inside = set(getattr(self, self.base_model_prefix, nn.Identity()).modules())
+        return [
+            module
+            for module in self.modules()
+            if module not in inside
+            and getattr(module, "weight", None) is not None
+            and getattr(module, "out_features", getattr(module, "out_channels", None)) == self.num_classes
+        ]
+
+    own = {
+        "forward": forward,
+        "get_classifier": get_classifier,
+        "num_classes": property(lambda self: self.config.num_labels),
+        "__module__": kind.__module__,
+    }
+    return type(kind.__name__, (kind,), own)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' messages and progress bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# ---- preprocessor_config.json, and the same in timm's terms
+
+
+def _read_images(config: Any, processor: dict[str, Any] | None) -> dict[str, Any]:
+    try:
+        return describe_images(processor, getattr(config, "num_channels", 3), getattr(config, "image_size", None))
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"{PREPROCESSOR} is malformed: {error!r}; save the image processor again") from error
+
+
+def describe_images(processor: Mapping[str, Any] | None, channels: int, image_size: Any) -> dict[str, Any]:
+    """How images are prepared, as in timm's `pretrained_cfg`; `image_size` is that of the model's configuration.
+
+    Example:
+        >>> describe_images({"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": 224}, 3, None)
+        {'input_size': (3, 224, 224), 'crop_pct': 0.875, 'crop_mode': 'center'}
+    """
+    if processor is None:
+        size = _pair(image_size)
+        return {"input_size": (channels, *size)} if size else {}
+    found: dict[str, Any] = {}
+    if shape := _shape(processor):
+        size, share, mode = shape
+        found |= {"input_size": (channels, *size), "crop_pct": share, "crop_mode": mode}
+    if (name := _INTERPOLATION.get(processor.get("resample", -1))) is not None:
+        found["interpolation"] = name
+    if processor.get("do_normalize", True):
+        found |= {key: tuple(processor[f"image_{key}"]) for key in ("mean", "std") if processor.get(f"image_{key}")}
+    else:
+        found |= {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+    return found
+
+
+def compose_processor(processor: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A preprocessor_config.json for `config`: the given one, if it agrees.
+
+    Example:
+        >>> compose_processor(None, {"input_size": (3, 32, 32), "mean": (0.5,) * 3})["size"]
+        {'height': 32, 'width': 32}
+    """
+    if "input_size" not in config:
+        return dict(processor) if processor else None
+    channels, height, width = config["input_size"]
+    if processor:
+        own = describe_images(processor, channels, None)
+        if all(value == config[name] for name, value in own.items() if name in config):
+            return dict(processor)
+    numbers = {name: number for number, name in _INTERPOLATION.items()}
+    share = config.get("crop_pct") or 1.0
+    scaled = {"height": int(height / share), "width": int(width / share)}
+    squashed = config.get("crop_mode") == "squash" or share == 1.0
+    composed = {
+        "image_processor_type": "ViTImageProcessor" if squashed and share == 1.0 else "CLIPImageProcessor",
+        "do_convert_rgb": channels == 3,
+        "do_resize": True,
+        "size": scaled if squashed else {"shortest_edge": min(scaled.values())},
+        "resample": numbers.get(config.get("interpolation", "bicubic"), 3),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(config.get("mean", (0.5,) * channels)),
+        "image_std": list(config.get("std", (0.5,) * channels)),
+    }
+    if share != 1.0:
+        composed |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    return composed
+
+
+def _shape(processor: Mapping[str, Any]) -> tuple[tuple[int, int], float, str] | None:
+    """Height and width, their share of the scaled image, and how it is scaled: timm's crop_pct and crop_mode."""
+    size = processor.get("size")
+    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    if processor.get("do_center_crop") and (crop := _pair(processor.get("crop_size"))):
+        whole = _pair(size) or ((edge, edge) if edge else crop)
+        squashed = isinstance(size, Mapping) and "height" in size
+        return crop, round(min(crop) / min(whole), 6), "squash" if squashed else "center"
+    if "crop_pct" in processor and isinstance(edge, int):  # ConvNext's way
+        cropped = edge < _SQUASHED_FROM
+        return (edge, edge), (processor["crop_pct"] or 0.875) if cropped else 1.0, "center" if cropped else "squash"
+    if (square := _pair(size)) is not None:
+        return square, 1.0, "squash"
+    return ((edge, edge), 1.0, "center") if isinstance(edge, int) else None
+
+
+def _pair(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, Mapping):
+        return (size["height"], size["width"]) if {"height", "width"} <= set(size) else None
+    if isinstance(size, (list, tuple)) and len(size) == 2:
+        return int(size[0]), int(size[1])
+    return (size, size) if isinstance(size, int) else None

@@ -1,0 +1,293 @@
+"""`rt.finetune` and `hf-retarget finetune`: load a model, give it a head, train, score, save."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hf_retarget.data import ImageData, Preprocess, choose_preprocess, load_data
+from hf_retarget.errors import PortError, RecipeError
+from hf_retarget.evaluation.scorer import Score, Scorer
+from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
+from hf_retarget.models import Checkpoint, head_names, load_checkpoint, save_model
+from hf_retarget.models.classifier import check_shapes
+from hf_retarget.models.heads import check_head, choose_head, make_model, match_names
+from hf_retarget.names import CARD, FINETUNE, INITIAL_HEAD, RECIPE
+from hf_retarget.porting.result import CURVE, name_library, publish_recipe
+from hf_retarget.porting.resume import ENVIRONMENT, PlaceArguments, Workplace
+from hf_retarget.publish.card import write_tuned_card
+from hf_retarget.publish.contents import shorten_all
+from hf_retarget.recipe import Recipe, TrainOptions, finish_recipe
+from hf_retarget.run import (
+    Run,
+    RunArguments,
+    check_arguments,
+    describe_environment,
+    in_main_process,
+    list_versions,
+    pick,
+)
+from hf_retarget.training.loop import History, train_model
+from hf_retarget.training.recorder import TrajectoryRecorder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+FORMAT = "hf-retarget/finetune/1"
+_TRAJECTORY = "trajectory"
+_CHECKPOINTS = 10  # of a run, if its options do not say how often
+
+
+class FinetuneArguments(RunArguments, PlaceArguments, total=False):
+    """Options of a fine-tuning besides model, data, recipe and folder."""
+
+    head: str
+    record: int | None
+    num_classes: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class FinetuneResult:
+    """A fine-tuned model, where it was saved, and how it came about."""
+
+    model: nn.Module = field(repr=False)
+    folder: Path
+    history: History = field(repr=False)
+    validation: float | None
+    """The top-1 accuracy on validation after the last step; None without validation images."""
+    test: Score = field(repr=False)
+    head: str
+    """The kind of head it started with: `keep`, `fresh` or `zero`."""
+    document: dict[str, Any] = field(repr=False)
+    """What finetune.json holds."""
+
+
+def finetune(
+    model: str | Path | nn.Module,
+    data: Any = None,
+    *,
+    recipe: Recipe | str | Path | None = None,
+    out: str | Path,
+    **options: Unpack[FinetuneArguments],
+) -> FinetuneResult:
+    """Fine-tune a model on the training images, and save it to the folder `out`; without `data`, those of the recipe.
+
+    `head` is the classifier to start with (auto, keep, fresh, zero). `record` keeps the weights of every N-th step in
+    OUT/trajectory. A run that was killed continues with `resume=True`, to the same weights; until the end, `out` is not
+    there. The other options are those of `port`.
+    """
+    check_arguments("finetune", options, FinetuneArguments)
+    chosen, images = finish_recipe(data, recipe)
+    if not (chosen.finetune.steps or chosen.finetune.epochs):
+        raise RecipeError(f"recipe '{chosen.name}' does not say how long to fine-tune; give --steps or --epochs")
+    head = options.get("head", "auto")
+    check_head(head)
+    run, place = Run(**pick(options, Run)), Workplace.at(out, **pick(options, PlaceArguments))
+    _ = run.accelerator  # before the lock: among several processes only the first holds it
+    with place.held():
+        with run.stage("loading", "loading the model"):
+            checkpoint = load_checkpoint(model, num_classes=options.get("num_classes"), **run.loading)
+        with run.stage("loading", "loading the data"):
+            start = prepare_start(checkpoint, images, chosen, head, run.token)
+        work = _Finetuning(chosen, checkpoint, start, place, run, options.get("record"))
+        work.introduce()
+        result = work.measure(work.train())
+        place.finish(lambda folder: work.write(result, folder), run)
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A model with a head for the images, and the images."""
+
+    model: nn.Module
+    data: ImageData
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None
+    head: str
+    why: str
+    initial_head: dict[str, Tensor]
+    """A copy of the head: it cannot be told from the tuned model."""
+
+
+def prepare_start(
+    checkpoint: Checkpoint, images: Any, recipe: Recipe, head: str = "auto", token: str | None = None
+) -> Start:
+    """Bring a checkpoint and images together: labels in one order, and a head for them."""
+    preprocess = choose_preprocess(checkpoint, recipe.data.image_size)
+    data = _load(checkpoint, images, recipe, preprocess, head, token)
+    kind, why = choose_head(checkpoint, data.classes, data.labels, head)
+    model = make_model(checkpoint, data.classes, kind, recipe.finetune.seed)
+    check_shapes(model, preprocess.input_size, data.classes)
+    state = model.state_dict()
+    names = head_names(replace(checkpoint, weights=state, num_classes=data.classes))
+    labels = checkpoint.labels if kind == "keep" and checkpoint.labels else data.labels
+    initial_head = {name: state[name].detach().clone() for name in names}
+    return Start(model, data, preprocess, labels, kind, why, initial_head)
+
+
+def _load(
+    checkpoint: Checkpoint, images: Any, recipe: Recipe, preprocess: Preprocess, head: str, token: str | None
+) -> ImageData:
+    """The images, with the labels in the model's order where its head is kept."""
+    if head == "keep":
+        return load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, token=token)
+    found = load_data(images, recipe.data, preprocess, token=token)
+    if head == "auto" and found.labels and checkpoint.labels:
+        numbers = match_names(found.labels, checkpoint.labels)
+        if numbers is not None and numbers != sorted(numbers):
+            return load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, token=token)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Finetuning:
+    recipe: Recipe
+    checkpoint: Checkpoint
+    start: Start
+    place: Workplace
+    run: Run
+    record: int | None
+
+    def introduce(self) -> None:
+        """Say what will be done, and make a place for it."""
+        start = self.start
+        for note in (*start.data.notes, f"head: {start.head} ({start.why})"):
+            self.run.progress.say(note)
+        self.place.begin(self.key, self.run)
+        # What cannot be saved should fail before the training, not after it.
+        in_main_process(lambda: self.save_model(start.model, self.place.result))
+
+    def train(self) -> History:
+        data, options = self.start.data, self.options
+        recorder = TrajectoryRecorder(self.trajectory, self.record) if self.record is not None else None
+
+        def score(model: nn.Module, step: int) -> float:
+            return self.scorer.score(data.validation).top1
+
+        return train_model(
+            self.start.model,
+            data.train,
+            options,
+            self.run,
+            checkpoint=self.place.hidden / self.place.unfinished,
+            recorder=recorder,
+            score=score if len(data.validation) else None,
+        )
+
+    def measure(self, history: History) -> FinetuneResult:
+        self.start.model.eval()
+        test = self.scorer.score(self.start.data.test)
+        validation = history.scores[-1][1] if history.scores else None
+        for note in self.start.data.broken_notes:
+            self.run.progress.say(note)
+        document = self.document(history, validation, test)
+        return FinetuneResult(self.start.model, self.place.folder, history, validation, test, self.start.head, document)
+
+    def write(self, result: FinetuneResult, folder: Path) -> None:
+        start = self.start
+        self.save_model(result.model, folder)
+        try:
+            save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
+            publish_recipe(self.recipe, folder / RECIPE)
+            write_json(folder / FINETUNE, result.document)
+            curve = CURVE if (folder / CURVE).is_file() else None
+            write_text(
+                folder / CARD, write_tuned_card(result.document, library=name_library(self.checkpoint), curve=curve)
+            )
+            if self.trajectory.is_dir():
+                copy_folder(self.trajectory, folder / _TRAJECTORY)  # not moved: it may still be needed to resume
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot write to '{folder}': {error}") from error
+
+    def save_model(self, model: nn.Module, folder: Path) -> None:
+        """The model with what its configuration should say about images: the size they had, and what it lacked."""
+        used, config = asdict(self.start.preprocess), self.checkpoint.config
+        save_model(
+            folder,
+            model.state_dict(),
+            self.checkpoint,
+            num_classes=self.start.data.classes,
+            labels=self.start.labels,
+            config={name: value for name, value in used.items() if name == "input_size" or not config.get(name)},
+        )
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        return Scorer(self.start.model, self.start.data, self.start.data.classes, self.recipe.port, self.run)
+
+    @property
+    def options(self) -> TrainOptions:
+        """Those of the recipe; if they do not mention checkpoints, there are some nevertheless."""
+        options = self.recipe.finetune
+        steps = options.total_steps(len(self.start.data.train))
+        return replace(options, checkpoint_every=options.checkpoint_every or -(-steps // _CHECKPOINTS))
+
+    @property
+    def trajectory(self) -> Path:
+        return self.place.hidden / _TRAJECTORY
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that the result depends on."""
+        options = asdict(self.recipe.finetune)
+        del options["checkpoint_every"]
+        key = {
+            "model": dict(self.checkpoint.hashes),
+            "data": self.start.data.fingerprint,
+            "finetune": options,
+            "head": self.start.head,
+            "precision": self.run.precision,
+            "record": self.record,
+            ENVIRONMENT: describe_environment(),
+        }
+        return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
+
+    def document(self, history: History, validation: float | None, test: Score) -> dict[str, Any]:
+        checkpoint, data = self.checkpoint, self.start.data
+        figures = {
+            "validation": {"top1": validation, "curve": [list(each) for each in history.scores]},
+            "test": {"top1": test.top1, "top5": test.top5, "loss": test.loss, "images": test.count},
+            "seconds": round(history.seconds, 1),
+            "losses": list(history.losses),
+        }
+        document = {
+            "format": FORMAT,
+            "figures": figures,
+            "head": {"kind": self.start.head, "why": self.start.why, "tensors": list(self.start.initial_head)},
+            "model": {
+                "reference": checkpoint.reference,
+                "architecture": checkpoint.architecture,
+                "revision": checkpoint.revision,
+                "hub_id": checkpoint.hub_id,
+                "base_models": list(checkpoint.base_models),
+                "license": checkpoint.config.get("license"),
+                "license_link": checkpoint.config.get("license_link"),
+                "hashes": dict(checkpoint.hashes),
+            },
+            "data": {
+                "name": data.name,
+                "revision": data.revision,
+                "fingerprint": data.fingerprint,
+                "classes": data.classes,
+                "labels": list(self.start.labels) if self.start.labels else None,
+                "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
+                "notes": [*data.notes, *data.broken_notes],
+            },
+            "options": {
+                "record": self.record,
+                "device": self.run.accelerator.device.type,
+                "precision": self.run.precision,
+                "recipe": self.recipe.to_dict(),
+            },
+            "command": self.run.command,
+            "run": self.key,
+            "versions": list_versions(),
+        }
+        return dict(shorten_all(document))  # without the paths of this machine: it may be published

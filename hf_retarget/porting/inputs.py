@@ -1,0 +1,326 @@
+"""What a port starts from: three checkpoints that fit together, images, heads, and the permutation graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_retarget.contenders import Asked
+from hf_retarget.data import Batch, BatchCache, ImageData, Preprocess, check_classes, choose_preprocess, load_data
+from hf_retarget.errors import DataError, ModelError, PortError
+from hf_retarget.files import hash_file, hash_tensors, load_tensors
+from hf_retarget.graph import PermutationGraph, pin_tables
+from hf_retarget.graph.trace import trace
+from hf_retarget.graph.verify import Verification, verify
+from hf_retarget.matching.gradients import GradientCache, StepGradients
+from hf_retarget.matching.objective import Compression
+from hf_retarget.matching.problem import MatchOptions, Problem
+from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajectory, Trajectory
+from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
+from hf_retarget.models.classifier import check_shapes
+from hf_retarget.models.heads import Heads, fit_heads, make_model
+from hf_retarget.models.weights import find_not_finite
+from hf_retarget.recipe import PortOptions, Recipe
+from hf_retarget.run import Run, describe_environment
+from hf_retarget.training.recorder import TrajectoryRecorder
+
+Reference = str | Path | nn.Module
+Tensors = Mapping[str, Tensor]
+Checkpoints = str | Path | Sequence[str | Path]
+"""A folder that a TrajectoryRecorder wrote, or files in order."""
+
+ENVIRONMENT = "environment"
+"""The part of a run's key that may change without making it another run: then the work is done again."""
+
+WRONG_CLASSES = "a port needs the data of the fine-tuning (--data-classes chooses among them)"
+"""What to do about data with other classes than those of the tuned model."""
+
+EXACT = 1 << 28
+"""Bytes up to which gradients are kept as they are; beyond, their leading directions."""
+
+STEP_IMAGES = 1 << 30
+"""Bytes of a step's images up to which they are decoded once for both sides."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a user may have besides three models and data."""
+
+    permutation: Any = None
+    """A permutation that was found before, its file, or the folder of a port."""
+    tuned_target: Reference | None = None
+    """The real fine-tuning of the new base."""
+    initial_head: str | Path | Tensors | None = None
+    """The head that the fine-tuning started with."""
+    checkpoints: Checkpoints | None = None
+    """Those of the fine-tuning, to port along them."""
+    gradient_cache: str | Path | None = None
+    """A folder for gradients of the old side, shared by ports of one fine-tuning to several bases."""
+
+    def complete(self, recipe: Recipe) -> Recipe:
+        """The recipe that uses what is given; what it needs and does not have is an error.
+
+        Example:
+            >>> Given(initial_head="head.safetensors").complete(Recipe()).port.head
+            'given'
+        """
+        changes = {}
+        if self.initial_head is not None and recipe.port.head == "auto":
+            changes["port.head"] = "given"
+        if self.checkpoints is not None:
+            find_checkpoints(self.checkpoints)
+            changes["port.trajectory"] = "actual"
+        elif recipe.port.trajectory == "actual":
+            raise PortError(
+                "an actual trajectory needs the checkpoints of the fine-tuning; name their folder with --checkpoints "
+                "(hf-retarget finetune --record makes one), or use a linear trajectory"
+            )
+        if recipe.port.method == "oracle" and self.tuned_target is None:
+            raise PortError(
+                "the method 'oracle' needs the real fine-tuning of the new base; name it with --tuned-target"
+            )
+        return recipe.override(**changes)
+
+    def asked(self, recipe: Recipe) -> Asked:
+        """What decides which contenders enter."""
+        return Asked(
+            "given" if self.permutation is not None else recipe.port.method,
+            recipe.port.control,
+            self.tuned_target is not None,
+            bool(recipe.finetune.steps or recipe.finetune.epochs),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """All that a port starts from; weights are float32."""
+
+    source: Checkpoint
+    tuned: Checkpoint
+    target: Checkpoint
+    comparison: Comparison
+    heads: Heads
+    data: ImageData
+    preprocess: Preprocess
+    model: nn.Module = field(repr=False)
+    """A model of this architecture with the tuned model's classes, to compute with."""
+    recipe: Recipe
+    given: Given = field(default_factory=Given)
+    tuned_target: Checkpoint | None = None
+
+    @property
+    def classes(self) -> int:
+        """How many classes the ported model will have."""
+        return self.tuned.num_classes
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Their names, if the tuned model or the data name them."""
+        return self.tuned.labels or self.data.labels
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters, tied ones once: what a trajectory is made of."""
+        return tuple(name for name, _ in self.model.named_parameters())
+
+    @property
+    def size(self) -> int:
+        """How many parameters there are."""
+        return sum(self.heads.target[name].numel() for name in self.names)
+
+    def parameters(self, weights: Tensors) -> dict[str, Tensor]:
+        """The parameters among some weights."""
+        return {name: weights[name] for name in self.names}
+
+    @cached_property
+    def trajectory(self) -> Trajectory:
+        """The fine-tuning as steps: a straight line, or its checkpoints."""
+        source, options = self.parameters(self.heads.source), self.recipe.port
+        if self.given.checkpoints is not None:
+            return CheckpointTrajectory(source, find_checkpoints(self.given.checkpoints))
+        return LinearTrajectory(source, self.parameters(self.tuned.in_float32()), options.steps, options.schedule)
+
+    def gradients(self, run: Run, grad_batches: int | None = None) -> StepGradients:
+        """Gradients on the minibatches of each step: the same images for both sides."""
+        options, train = self.recipe.port, self.data.train
+        count = grad_batches or options.grad_batches
+        cache = BatchCache(self.preprocess.input_size, limit=STEP_IMAGES)
+
+        def batches(step: int) -> Iterable[Batch]:
+            def draw() -> Iterable[Batch]:
+                skip = (step - 1) * count
+                return train.batches(
+                    options.batch_size,
+                    seed=options.seed,
+                    skip=skip,
+                    count=count,
+                    augment=options.augment,
+                    workers=run.workers,
+                )
+
+            cache.forget(but=f"step {step}")
+            return cache.get(f"step {step}", count * options.batch_size, draw)
+
+        return StepGradients(self.model, batches, count, options.micro_batch, run)
+
+    def problem(self, graph: PermutationGraph, run: Run) -> Problem:
+        """What is to be matched."""
+        options, real = self.recipe.port, self.tuned_target
+        search = MatchOptions(
+            seed=options.seed,
+            restarts=options.restarts,
+            start=options.start,
+            normalise=options.normalise,
+            compression=choose_compression(options, self.trajectory.steps, self.size),
+        )
+        return Problem(
+            graph,
+            self.parameters(self.heads.source),
+            self.parameters(self.heads.target),
+            self.trajectory,
+            self.gradients(run),
+            search,
+            self._gradient_cache(run),
+            self.parameters(real.in_float32()) if real else None,
+            run.progress,
+        )
+
+    def _gradient_cache(self, run: Run) -> GradientCache | None:
+        if self.given.gradient_cache is None:
+            return None
+        source, tuned = self.parameters(self.heads.source), self.parameters(self.tuned.in_float32())
+        deciding = ("trajectory", "steps", "schedule", "batch_size", "grad_batches", "micro_batch", "seed", "augment")
+        key = {
+            "source": hash_tensors(source),
+            "tuned": hash_tensors(tuned),
+            "checkpoints": self.checkpoint_hashes,
+            **{name: getattr(self.recipe.port, name) for name in deciding},
+            "architecture": self.tuned.architecture,
+            "data": self.data.fingerprint,
+            "precision": run.precision,
+            ENVIRONMENT: describe_environment(),
+        }
+        return GradientCache(self.given.gradient_cache, key, run.progress)
+
+    @property
+    def checkpoint_hashes(self) -> list[str] | None:
+        """Of an actual trajectory."""
+        paths = self.given.checkpoints
+        return None if paths is None else [hash_file(path) for path in find_checkpoints(paths)]
+
+
+def load_inputs(
+    models: tuple[Reference, Reference, Reference], images: Any, recipe: Recipe, run: Run, given: Given | None = None
+) -> Inputs:
+    """Load the old base, the tuned model, the new base and the images, and check that they fit together."""
+    given = given or Given()
+    with run.stage("loading", "loading the models"):
+        source, tuned, target = (load_checkpoint(each, **run.loading) for each in models)
+        comparison = compare(source, tuned, target)
+        real = None if given.tuned_target is None else load_checkpoint(given.tuned_target, **run.loading)
+        _check_real(source, tuned, real)
+    with run.stage("loading", "loading the data"):
+        preprocess = choose_preprocess(tuned, recipe.data.image_size)
+        data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token)
+        check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
+        if not len(data.validation):
+            raise DataError(
+                "a port chooses its best step on validation images, and there are none; set data.validation"
+            )
+        heads = _fit_heads((source, tuned, target), comparison, recipe, given.initial_head)
+        model = target.build(tuned.num_classes)
+        model.load_state_dict(heads.target)
+        check_shapes(model, preprocess.input_size, tuned.num_classes)
+    return Inputs(source, tuned, target, comparison, heads, data, preprocess, model, recipe, given, real)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A permutation graph, its verification, and the groups that stay as they are: the new base keeps their tables."""
+
+    graph: PermutationGraph
+    verification: Verification | None
+    held: tuple[str, ...]
+
+
+def trace_model(model: nn.Module, input_size: tuple[int, int, int], *, check: bool = True) -> Traced:
+    """Trace a model for images of this size, and verify the graph; one that does not hold is an error."""
+    example = torch.zeros(2, *input_size)  # two, so that the batch is not mistaken for an axis of one element
+    graph = trace(model, example)
+    result = verify(model, graph, example) if check else None
+    if result is not None and not result.passed:
+        raise PortError(
+            f"the permutation graph of {type(model).__name__} cannot be trusted: {result.verdict} "
+            "Please report the model; --no-check continues at your own risk"
+        )
+    graph, held = pin_tables(graph, model)
+    return Traced(graph, result, held)
+
+
+def choose_compression(options: PortOptions, steps: int, parameters: int) -> Compression | None:
+    """As the recipe says; if it does not, small stacks are kept exactly.
+
+    Example:
+        >>> choose_compression(PortOptions(), 10, 1_000_000) is None, choose_compression(PortOptions(), 15, 10**9)
+        (True, Compression(energy=0.999, sizes=1.0))
+    """
+    if options.compress is not None:
+        return None if options.compress >= 1 else Compression(energy=options.compress)
+    return None if 2 * steps * parameters * 4 <= EXACT else Compression()
+
+
+def find_checkpoints(checkpoints: Checkpoints) -> list[Path]:
+    """The files of an actual trajectory, in order."""
+    if isinstance(checkpoints, (str, Path)):
+        path = Path(checkpoints).expanduser()
+        return [path] if path.is_file() else TrajectoryRecorder.load(path)
+    paths = [Path(each).expanduser() for each in checkpoints]
+    if len(paths) == 1 and paths[0].is_dir():
+        return TrajectoryRecorder.load(paths[0])
+    if absent := next((path for path in paths if not path.is_file()), None):
+        raise PortError(f"there is no checkpoint '{absent}'; name safetensors files in the order of the training")
+    return paths
+
+
+def _check_real(source: Checkpoint, tuned: Checkpoint, real: Checkpoint | None) -> None:
+    if real is None:
+        return
+    compare(source, tuned, real)
+    if real.num_classes != tuned.num_classes:
+        raise ModelError(
+            f"'{real.reference}' has {real.num_classes} classes, but '{tuned.reference}' has {tuned.num_classes}; "
+            "the real fine-tuning of the new base must be one on the same data"
+        )
+
+
+def _fit_heads(
+    sides: tuple[Checkpoint, Checkpoint, Checkpoint], comparison: Comparison, recipe: Recipe, initial_head: Any
+) -> Heads:
+    source, tuned, target = sides
+    policy, names = recipe.port.head, comparison.head
+    head = None
+    if policy == "shared":
+        state = make_model(target, tuned.num_classes, "fresh", recipe.port.seed).state_dict()
+        head = {name: state[name] for name in names if name in state}
+    elif initial_head is not None:
+        head = {name: tensor.float() for name, tensor in _read_head(initial_head).items() if name in names}
+    weights = (source.in_float32(), tuned.in_float32(), target.in_float32())
+    return fit_heads(*weights, names, policy, head=head, labels_agree=comparison.labels_agree)
+
+
+def _read_head(head: str | Path | Tensors) -> Tensors:
+    if isinstance(head, Mapping):
+        return head
+    try:
+        found, _ = load_tensors(head)
+    except OSError as error:
+        raise ModelError(f"cannot read the initial head '{head}': {error}; it must be a safetensors file") from error
+    if broken := find_not_finite(found):
+        raise ModelError(f"'{broken}' in the initial head '{head}' is not made of finite real numbers")
+    return found

@@ -1,0 +1,122 @@
+"""The port: the whole pipeline on one screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_retarget.contenders import choose_contenders
+from hf_retarget.errors import PortError
+from hf_retarget.files import hash_tensors
+from hf_retarget.graph import Permutation
+from hf_retarget.names import DTYPES, PORT
+from hf_retarget.porting.contest import Contest
+from hf_retarget.porting.inputs import ENVIRONMENT, Checkpoints, Given, Reference, load_inputs
+from hf_retarget.porting.result import PortResult, make_result
+from hf_retarget.porting.resume import PlaceArguments, Workplace
+from hf_retarget.recipe import Recipe, finish_recipe
+from hf_retarget.run import Run, RunArguments, check_arguments, describe_environment, pick
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Unpack
+
+
+class PortArguments(RunArguments, PlaceArguments, total=False):
+    """Options of a port besides models, data, recipe and folder."""
+
+    preset: str | None
+    overrides: Mapping[str, Any] | None
+    permutation: Permutation | str | Path | None
+    tuned_target: Reference | None
+    initial_head: str | Path | Mapping[str, Tensor] | None
+    checkpoints: Checkpoints | None
+    gradient_cache: str | Path | None
+    dtype: str | None
+
+
+def port(
+    src_base: Reference,
+    src_ft: Reference,
+    new_base: Reference,
+    data: Any = None,
+    *,
+    recipe: Recipe | str | Path | None = None,
+    out: str | Path | None = None,
+    **options: Unpack[PortArguments],
+) -> PortResult:
+    """Move a fine-tuning (from `src_base` to `src_ft`) to a new base, and measure whether that was worth it.
+
+    Models are references (timm name, Hub id, folder, file with `arch`) or modules; `data` is the name of a recipe, a
+    reference, or a dataset. With `out`, the result is saved there, all at once, and a run that was killed continues
+    with `resume=True`; without, nothing is written. Further options:
+
+    - `overrides` changes single fields of the recipe (`{"port.steps": 15}`), `preset` chooses one of its presets.
+    - `permutation`: one that was found before (also the folder of a port); no gradients are taken.
+    - `tuned_target`: the real fine-tuning of the new base, to compare with. `initial_head`: the head that the
+      fine-tuning started with. `checkpoints`: those of the fine-tuning, to port along them.
+    - `gradient_cache`: a folder that keeps gradients of the old side for ports to other bases.
+    - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
+    - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`, `progress`: where and how it runs.
+    """
+    check_arguments("port", options, PortArguments)
+    dtype, run, given = _read_dtype(options.get("dtype")), Run(**pick(options, Run)), Given(**pick(options, Given))
+    chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
+    chosen = given.complete(chosen)
+    _ = run.accelerator  # before the lock: among several processes only the first holds it
+    place = port_place(out, **pick(options, PlaceArguments))
+    with place.held():
+        inputs = load_inputs((src_base, src_ft, new_base), images, chosen, run, given)
+        contest = Contest(inputs, run, place)
+        key = describe_run(contest, dtype)
+        place.begin(key, run)
+        _introduce(contest)
+        for contender, role in choose_contenders(given.asked(chosen)):
+            contest.enter(contender, role)  # made, chosen on validation images, scored on test images
+        result = make_result(contest, dtype, key)
+        place.finish(result.write, run)
+        return result
+
+
+def port_place(out: str | Path | None, **options: Any) -> Workplace:
+    """Where a port keeps its unfinished work."""
+    return Workplace.at(out, record=PORT, unfinished="*.progress.json", **options)
+
+
+def describe_run(contest: Contest, dtype: torch.dtype | None) -> dict[str, Any]:
+    """All that the result depends on."""
+    inputs, recipe, given = contest.inputs, contest.recipe, contest.inputs.given
+    weights = {"source": inputs.heads.source, "tuned": inputs.tuned.in_float32(), "target": inputs.heads.target}
+    if inputs.tuned_target is not None:
+        weights["tuned_target"] = inputs.tuned_target.in_float32()
+    key = {
+        **{name: hash_tensors(tensors)[:20] for name, tensors in weights.items()},
+        "data": inputs.data.fingerprint,
+        "port": asdict(recipe.port),
+        "finetune": asdict(recipe.finetune),
+        "graph": contest.traced.graph.fingerprint[:20],
+        "permutation": hash_tensors(contest.given_permutation.indices)[:20] if given.permutation is not None else None,
+        "checkpoints": inputs.checkpoint_hashes,
+        "precision": contest.run.precision,
+        "dtype": str(dtype),
+        ENVIRONMENT: describe_environment(),
+    }
+    return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
+
+
+def _introduce(contest: Contest) -> None:
+    inputs = contest.inputs
+    for note in (*inputs.comparison.notes, *inputs.data.notes, f"head: {inputs.heads.policy} ({inputs.heads.why})"):
+        contest.run.progress.say(note)
+
+
+def _read_dtype(name: str | None) -> torch.dtype | None:
+    if name is not None and name not in DTYPES:
+        raise PortError(f"weights cannot be stored as '{name}'; choose one of {', '.join(DTYPES)}")
+    found: torch.dtype | None = getattr(torch, name) if name else None
+    return found

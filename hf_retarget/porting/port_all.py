@@ -1,0 +1,356 @@
+"""Port every fine-tuning of a base to a new one: one after the other, and continue after an interruption."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_retarget.contenders import find_contender
+from hf_retarget.document import ModelFacts, PortDocument, read_document
+from hf_retarget.errors import FinishedError, PortError, RecipeError, RetargetError
+from hf_retarget.files import lock_folder, remove_leftovers, write_json
+from hf_retarget.models.hub import split_revision
+from hf_retarget.names import PERMUTATION, PORT, PORT_ALL
+from hf_retarget.porting.inputs import Reference
+from hf_retarget.porting.port import PortArguments, port, port_place
+from hf_retarget.publish.contents import identify, shorten_all, shorten_path
+from hf_retarget.recipe import Recipe, choose_recipe, finish_recipe
+from hf_retarget.run import SILENT, Progress, Run, check_arguments, from_main_process, in_main_process, pick
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json, read_yaml
+from hf_retarget.words import nearest
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+FORMAT = "hf-retarget/port-all/1"
+
+
+# ---- what is to be ported
+
+
+@dataclass(frozen=True)
+class PortJob:
+    """One fine-tuning to port; what it does not say is as for all.
+
+    Example:
+        >>> PortJob("me/resnet18-birds", data="cub", overrides={"port.steps": 15}).folder
+        'resnet18-birds'
+    """
+
+    model: str
+    data: str | None = None
+    """Recipe, dataset of the Hub, folder or file."""
+    recipe: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the recipe, as in {'port.steps': 15}."""
+    name: str | None = None
+    """Folder for the result, below that of all; by default the last part of the model's name."""
+
+    @property
+    def folder(self) -> str:
+        """Where the result goes."""
+        return self.name or Path(split_revision(self.model)[0]).name
+
+    def settle(self, common: Recipe) -> Recipe:
+        """The recipe for this one: its own, or that for all with its own data."""
+        if self.recipe is not None:
+            return choose_recipe(self.data, self.recipe, None, self.overrides)
+        if self.data is not None:
+            common = common.changed({"data": choose_recipe(self.data).to_dict()["data"]})
+        return common.override(**dict(self.overrides))
+
+
+def list_jobs(models: Iterable[str | Path | PortJob], file: str | Path | None = None) -> tuple[PortJob, ...]:
+    """The jobs of a list and of a file, each with a folder of its own.
+
+    Example:
+        >>> [job.folder for job in list_jobs(["me/birds", "you/birds", "me/pets@v2"])]
+        ['me--birds', 'you--birds', 'pets']
+    """
+    jobs = [each if isinstance(each, PortJob) else PortJob(str(each)) for each in models]
+    if file is not None:
+        jobs += read_jobs(file)
+    if not jobs:
+        raise RecipeError("no models to port; name them with --models, or in a file with --models-file")
+    for job in jobs:
+        check_name(job.folder)
+    return _distinct(jobs)
+
+
+def check_name(name: str) -> str:
+    """The name of a folder below that of all; refuses one that would lie elsewhere, or be hidden.
+
+    Example:
+        >>> check_name("../birds")
+        Traceback (most recent call last):
+        ...
+        hf_retarget.errors.RecipeError: '../birds' cannot be the name of a folder; ...
+    """
+    if not name or name.startswith((".", "~")) or any(letter in name for letter in "/\\\0") or len(name) > 200:
+        raise RecipeError(f"{name!r} cannot be the name of a folder; give another 'name' in the models file")
+    return name
+
+
+def read_jobs(path: str | Path) -> list[PortJob]:
+    """The jobs of a YAML file: a list of models, or of entries with `model`, `data`, `recipe`, `overrides`, `name`."""
+    import yaml
+
+    try:
+        document = read_yaml(path)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"cannot read the models file '{path}': {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise RecipeError(f"models file '{path}'{line}: {getattr(error, 'problem', None) or error}") from error
+    if isinstance(document, Mapping) and set(document) == {"models"}:
+        document = document["models"]
+    if not isinstance(document, list):
+        raise RecipeError(f"models file '{path}' is no list; write one model a line, as in '- org/name'")
+    return [_read_job(entry, f"models file '{path}', entry {number}") for number, entry in enumerate(document, 1)]
+
+
+def _read_job(entry: Any, where: str) -> PortJob:
+    if isinstance(entry, str):
+        return PortJob(entry)
+    known = [each.name for each in fields(PortJob)]
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("model"), str):
+        raise RecipeError(f"{where}: it names no model; write '- org/name', or '- model: org/name' and more")
+    for key, value in entry.items():
+        if key not in known:
+            raise RecipeError(f"{where}: unknown field '{key}'{nearest(key, known)} (there are {', '.join(known)})")
+        expected = Mapping if key == "overrides" else str
+        if not isinstance(value, expected):
+            words = "fields such as 'port.steps: 15'" if key == "overrides" else "a text"
+            raise RecipeError(f"{where}: {key} is {value!r}, but must be {words}")
+    return PortJob(**entry)
+
+
+def _distinct(jobs: Sequence[PortJob]) -> tuple[PortJob, ...]:
+    """Two models of one name get the organisation, or the folder they are in, before theirs."""
+    counts = Counter(job.folder for job in jobs)
+    named = [job if counts[job.folder] == 1 or job.name else replace(job, name=_longer(job.model)) for job in jobs]
+    twice = next((name for name, count in Counter(job.folder for job in named).items() if count > 1), None)
+    if twice is not None:
+        raise RecipeError(f"two models would go to the folder '{twice}'; give one of them a 'name' in the models file")
+    return tuple(named)
+
+
+def _longer(model: str) -> str:
+    path = Path(split_revision(model)[0])
+    return f"{path.parent.name}--{path.name}" if path.parent.name else path.name
+
+
+# ---- porting all of it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one model."""
+
+    model: str
+    folder: str
+    """Below that of all."""
+    status: str
+    """`ported`, `there` (by an earlier run), or `failed`."""
+    error: str | None = None
+    winner: str | None = None
+    top1: Mapping[str, float] = field(default_factory=dict)
+    """Accuracy of each contender on the test images."""
+    verdict: str | None = None
+    permutation_from: str | None = None
+    """The folder whose permutation was used instead of searching for one."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class PortedAll:
+    """What became of all models."""
+
+    out: Path
+    outcomes: tuple[Outcome, ...]
+    permutation_from: str | None = None
+    """The folder whose permutation the others use, if they were told to."""
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """Those that could not be ported."""
+        return tuple(each for each in self.outcomes if each.status == "failed")
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        outcomes = [asdict(each) for each in self.outcomes]
+        return {"format": FORMAT, "permutation_from": self.permutation_from, "models": outcomes}
+
+
+class PortAllArguments(PortArguments, total=False):
+    """Options of `port_all` besides models, data, recipe and folder: those of `port`, and two of its own."""
+
+    models_file: str | Path | None
+    reuse_permutation: bool
+
+
+def port_all(
+    src_base: Reference,
+    new_base: Reference,
+    models: Iterable[str | Path | PortJob] = (),
+    data: Any = None,
+    *,
+    out: str | Path,
+    recipe: Recipe | str | Path | None = None,
+    **options: Unpack[PortAllArguments],
+) -> PortedAll:
+    """Port fine-tunings of one base to another, each into a folder below `out`; one that fails does not stop the rest.
+
+    `models` are references, or `PortJob`s with data and options of their own; `models_file` lists more. A second call
+    skips what is finished and continues with what is not. With `reuse_permutation`, the permutation of the first port
+    that succeeds serves for all others, which then take no gradients. The other options are those of `port`.
+    """
+    check_arguments("port_all", options, PortAllArguments)
+    rest: dict[str, Any] = {**options}
+    file, reuse = rest.pop("models_file", None), rest.pop("reuse_permutation", False)
+    overwrite, progress = rest.pop("overwrite", False), rest.get("progress", SILENT)
+    common, images = finish_recipe(data, recipe, rest.pop("preset", None), rest.pop("overrides", None))
+    jobs = list_jobs(models, file)
+    work = _PortAll(src_base, new_base, common, images, Path(out).expanduser(), overwrite, progress, rest)
+    is_main = Run(**pick(rest, Run)).is_main
+    with ExitStack() as stack:
+        in_main_process(lambda: stack.enter_context(_held(work.out, rest.get("lock", True))))
+        done = PortedAll(work.out, (), work.find_donor() if reuse else None)
+        for number, job in enumerate(jobs, start=1):
+            progress.say(f"[{number} of {len(jobs)}] {job.model}")
+            outcome = work.port(job, done.permutation_from)
+            if outcome.error:
+                progress.say(f"failed: {outcome.error}")
+            found = done.permutation_from
+            if reuse and found is None and work.found_permutation(job, outcome):
+                found = outcome.folder
+            done = replace(done, outcomes=(*done.outcomes, outcome), permutation_from=found)
+            if is_main:
+                write_json(done.out / PORT_ALL, done.to_json())
+    return done
+
+
+@contextmanager
+def _held(out: Path, lock: bool) -> Iterator[None]:
+    with lock_folder(out.resolve(), enabled=lock):
+        if out.is_dir():
+            remove_leftovers(out, below=False)  # folders below have locks of their own
+        yield
+
+
+@dataclass(frozen=True)
+class _PortAll:
+    src_base: Reference
+    new_base: Reference
+    common: Recipe
+    images: Any
+    out: Path
+    overwrite: bool
+    progress: Progress
+    options: dict[str, Any]
+
+    def port(self, job: PortJob, donor: str | None) -> Outcome:
+        """Port one model, or find that it was; whatever goes wrong with it stays with it."""
+        began = time.monotonic()
+        try:
+            recipe = job.settle(self.common)
+            if (document := self._finished(job, recipe)) is not None:
+                self.progress.say("it is there already, and left as it is")
+                return _outcome(job, "there", document)
+            place = port_place(self.out / job.folder)
+            donor = donor if donor != job.folder and find_contender(recipe.port.method).finds_permutation else None
+            if donor:
+                self.progress.say(f"with the permutation of '{donor}': whole steps, and no gradients are needed")
+            images = self.images if job.data is None and job.recipe is None else ""
+            if isinstance(images, str) and not recipe.data.reference:
+                raise PortError(f"there is no data for '{job.model}'; name it with --data, or in the models file")
+            result = port(
+                self.src_base,
+                job.model,
+                self.new_base,
+                None if isinstance(images, str) else images,
+                recipe=recipe,
+                out=place.out,
+                permutation=self.out / donor / PERMUTATION if donor else None,
+                resume=from_main_process(place.has_state) and not self.overwrite,
+                overwrite=self.overwrite,
+                **self.options,
+            )
+        except FinishedError:  # it was, but for the last move
+            return _outcome(job, "there", read_document(self.out / job.folder / PORT))
+        except RetargetError as error:
+            return Outcome(job.model, job.folder, "failed", str(error))
+        except Exception as error:  # of whatever kind: a model that breaks something must not stop the others
+            return Outcome(job.model, job.folder, "failed", f"{type(error).__name__}: {error}")
+        seconds = round(time.monotonic() - began, 1)
+        return replace(_outcome(job, "ported", result.document), seconds=seconds)
+
+    def found_permutation(self, job: PortJob, outcome: Outcome) -> bool:
+        """Whether this port searched for a permutation, and found one that the others can use."""
+        method = job.settle(self.common).port.method if outcome.status != "failed" else ""
+        return find_contender(method).finds_permutation and outcome.permutation_from is None
+
+    def find_donor(self) -> str | None:
+        """Whose permutation an earlier run between these bases used: a run that goes on must use the same."""
+        try:
+            name = check_name(str(read_json(self.out / PORT_ALL, MAX_DOCUMENT_BYTES)["permutation_from"]))
+            models = read_document(self.out / name / PORT).models
+            bases = [_known_as(models[side]) for side in ("source", "target")]
+        except (OSError, ValueError, KeyError, TypeError, RetargetError):
+            return None
+        same = bases == [_name(self.src_base), _name(self.new_base)]
+        return str(name) if same and (self.out / name / PERMUTATION).is_file() and not self.overwrite else None
+
+    def _finished(self, job: PortJob, recipe: Recipe) -> PortDocument | None:
+        """The figures of an earlier port of the same to the same; one of something else is an error."""
+        path = self.out / job.folder / PORT
+        if self.overwrite or not path.is_file():
+            return None
+        document = read_document(path)
+        before = {side: _known_as(document.models[side]) for side in ("source", "tuned", "target")}
+        now = {"source": _name(self.src_base), "tuned": _name(job.model), "target": _name(self.new_base)}
+        if (side := next((side for side in now if now[side] != before[side]), None)) is not None:
+            raise PortError(
+                f"'{path.parent}' holds another port: its {side} was '{before[side][0]}' and is '{now[side][0]}' now; "
+                "choose another folder with --out, or replace it with --overwrite"
+            )
+        images = document.data.location
+        moved = "the data was elsewhere" if images and images != identify(recipe.data.reference) else ""
+        if changed := moved or _changed(document.recipe, shorten_all(recipe.to_dict())):
+            raise PortError(
+                f"'{path.parent}' was ported with another recipe: {changed}; replace it with --overwrite, "
+                "or repeat the same command"
+            )
+        return document
+
+
+def _name(reference: Reference) -> tuple[str, str | None]:
+    """What port.json calls a model: the last part of its path, and what tells it from others of that name."""
+    if not isinstance(reference, (str, Path)):
+        return type(reference).__name__, None
+    return shorten_path(str(reference)), identify(reference)
+
+
+def _known_as(side: ModelFacts) -> tuple[str, str | None]:
+    return side.reference, side.location
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    for section in ("data", "port", "finetune"):
+        ours, theirs = now[section], before.get(section) or {}
+        for name in ours:
+            if ours[name] != theirs.get(name):
+                return f"{section}.{name} was {theirs.get(name)!r} and is {ours[name]!r} now"
+    return ""
+
+
+def _outcome(job: PortJob, status: str, document: PortDocument) -> Outcome:
+    scores = {each.name: each.test.top1 for each in document.contenders}
+    origin = document.permutation.origin
+    return Outcome(job.model, job.folder, status, None, document.result.name, scores, document.verdict, origin)

@@ -1,0 +1,370 @@
+"""A finished port: the model, everything known about it (port.json), and the folder it becomes."""
+
+from __future__ import annotations
+
+import io
+import random
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hf_retarget.contenders import AFTER, BESIDE, PORT
+from hf_retarget.data import Split
+from hf_retarget.data.batches import derive_seed
+from hf_retarget.document import (
+    FORMAT,
+    ContenderFigures,
+    DataFacts,
+    ModelFacts,
+    PermutationFacts,
+    PortDocument,
+    ScoreFigures,
+    StepFigures,
+    describe_result,
+    parse_document,
+)
+from hf_retarget.errors import PortError
+from hf_retarget.files import to_json, write_json, write_text
+from hf_retarget.graph import Permutation, PermutationGraph
+from hf_retarget.inspection import draw_fit
+from hf_retarget.models import Checkpoint, save_model
+from hf_retarget.models.timm_models import is_timm
+from hf_retarget.names import CARD, GRAPH, PERMUTATION, RECIPE
+from hf_retarget.names import PORT as PORT_FILE
+from hf_retarget.porting.contest import Contest, Entry
+from hf_retarget.porting.inputs import Inputs
+from hf_retarget.porting.resume import Workplace
+from hf_retarget.publish import Destination, Pushed, push_folder
+from hf_retarget.publish.card import write_port_card
+from hf_retarget.publish.contents import identify, shorten_all, shorten_path
+from hf_retarget.recipe import Recipe
+from hf_retarget.report import compose_report
+from hf_retarget.run import Run, in_main_process, list_versions, peak_memory
+from hf_retarget.untrusted import parse_json
+
+CURVE = "figures/curve.png"
+"""The picture for the card, if there is one in the folder."""
+
+KINDS = ("only ours", "only theirs", "neither", "both")
+"""Who is right about an image."""
+
+_SIDE = 112  # pixels of a thumbnail, at most
+_SMALL = 4096  # bytes up to which a thumbnail is kept exactly
+_RULE = "as many of each kind as there are, up to a share; within a kind drawn at random with the seed of the port"
+
+
+@dataclass(frozen=True, eq=False)
+class PortResult:
+    """A ported model, and everything that is known about it."""
+
+    model: nn.Module = field(repr=False)
+    """The ported model on the CPU, ready to use; fine-tuned on if the recipe says so."""
+    weights: dict[str, Tensor] = field(repr=False)
+    """Its state dict, in float32."""
+    permutation: Permutation
+    """That of the best step: also good for other fine-tunings between the same two bases."""
+    document: PortDocument = field(repr=False)
+    """What port.json holds."""
+    recipe: Recipe = field(repr=False)
+    graph: PermutationGraph = field(repr=False)
+    inputs: Inputs = field(repr=False)
+    dtype: torch.dtype | None = None
+    """What the weights are stored as; as those of the new base if None."""
+    thumbnails: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+    """Test images that the report shows, by their number."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether it was worth it, in one line."""
+        return self.document.verdict
+
+    @property
+    def history(self) -> tuple[StepFigures, ...]:
+        """The steps of the port."""
+        return self.document.port.steps
+
+    @property
+    def best_step(self) -> int | None:
+        """The step that was best on the validation images."""
+        return self.document.port.best_step
+
+    def save(self, folder: str | Path, *, overwrite: bool = False, lock: bool = True) -> Path:
+        """Write a folder that timm loads as it is; it appears all at once, or not at all."""
+        place = Workplace.at(folder, suffix="saving", overwrite=overwrite, lock=lock)
+        with place.held():
+            place.finish(self.write, Run())
+        return place.folder
+
+    def push_to_hub(self, repository: str, *, commit_message: str | None = None, **options: Any) -> Pushed | None:
+        """Push the model with its card and all figures in one commit, and read it back; None in other processes.
+
+        Options are `private`, `revision`, `create_pr`, `replace_card` and `token`.
+        """
+        destination = Destination(repository, message=commit_message, **options)
+
+        def push() -> Pushed:
+            with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+                self.write(Path(place))
+                return push_folder(place, destination)
+
+        return in_main_process(push)
+
+    def write(self, folder: Path) -> None:
+        """Write all files into a folder."""
+        inputs = self.inputs
+        save_model(
+            folder,
+            self.weights,
+            inputs.target,
+            num_classes=inputs.classes,
+            labels=inputs.labels,
+            dtype=self.dtype,
+            config=asdict(inputs.preprocess),
+        )
+        try:
+            self.permutation.save(folder / PERMUTATION)
+            self.graph.save(folder / GRAPH)
+            publish_recipe(self.recipe, folder / RECIPE)
+            write_json(folder / PORT_FILE, self.document.to_json())
+            self._write_report(folder)
+            curve = CURVE if (folder / CURVE).is_file() else None
+            rows = [(describe_result(each, self.document), asdict(each.test)) for each in self.document.table]
+            card = write_port_card(self.document, rows, library=name_library(inputs.target), curve=curve)
+            write_text(folder / CARD, card)
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot write to '{folder}': {error}") from error
+
+    def _write_report(self, folder: Path) -> None:
+        """Write report.html and figures/. What cannot be drawn is named there; the model does not suffer."""
+        try:
+            report = compose_report(self.document, self.thumbnails, self._draw_graph())
+        except Exception as error:  # whatever it is: hours of work are worth more than a page about them
+            words = f"no report.html: {type(error).__name__}: {error}; all figures are in port.json"
+            warnings.warn(words, stacklevel=2)
+            return
+        for problem in report.problems:
+            warnings.warn(f"the report lacks a part: {problem}", stacklevel=2)
+        report.save(folder)
+
+    def _draw_graph(self) -> str:
+        groups = self.document.matching.get("groups", ())
+        gains = {each["name"]: each["after"] - each["before"] for each in groups if each["after"] is not None}
+        notes = {
+            each["name"]: f"{each['moved']:.0%} moved"
+            + (f", cosine {each['before']:.3f} → {each['after']:.3f}" if each["after"] is not None else "")
+            for each in groups
+        }
+        return draw_fit(self.graph, self.inputs.target.architecture, gains, notes)
+
+
+def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]) -> PortResult:
+    """Choose, judge, and put everything together."""
+    samples, thumbnails = draw_samples(contest)
+    result = contest.result
+    contest.scorer.load(result.made.weights)
+    best = contest.winner.made.best
+    return PortResult(
+        model=contest.scorer.model.cpu().eval(),
+        weights=result.made.weights,
+        permutation=best.permutation if best else contest.traced.graph.identity(),
+        document=compose_document(contest, samples, key),
+        recipe=contest.recipe,
+        graph=contest.traced.graph,
+        inputs=contest.inputs,
+        dtype=dtype,
+        thumbnails=thumbnails,
+    )
+
+
+def publish_recipe(recipe: Recipe, path: Path) -> None:
+    """Write the recipe into a folder that may be published: of a path to the data, the last part only."""
+    recipe.override(**{"data.reference": shorten_path(recipe.data.reference)}).save(path)
+
+
+def name_library(checkpoint: Checkpoint) -> str:
+    """The library that loads a model: timm, transformers, or only torch."""
+    if checkpoint.library != "timm":
+        return checkpoint.library
+    return "timm" if is_timm(checkpoint.architecture) else "pytorch"
+
+
+# ---- port.json
+
+
+def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, Any]) -> PortDocument:
+    """Everything that is known about a finished port."""
+    inputs, run, winner = contest.inputs, contest.run, contest.winner
+    best, versions, given = winner.made.best, list_versions(), inputs.given.permutation
+    data = inputs.data
+    document = PortDocument(
+        format=FORMAT,
+        version=versions["hf-retarget"],
+        verdict=contest.judge(),
+        winner=winner.contender.name,
+        contenders=tuple(_describe_entry(each) for each in contest.entries),
+        steps_planned=inputs.trajectory.steps,
+        models=_describe_models(inputs),
+        data=DataFacts(
+            name=data.name,
+            classes=inputs.classes,
+            images={name: len(getattr(data, name)) for name in ("train", "validation", "test")},
+            fingerprint=data.fingerprint,
+            location=identify(contest.recipe.data.reference),
+            revision=data.revision,
+            labels=inputs.labels,
+            preprocess=asdict(inputs.preprocess),
+        ),
+        recipe=contest.recipe.to_dict(),
+        head={"policy": inputs.heads.policy, "why": inputs.heads.why, "tensors": list(inputs.comparison.head)},
+        graph=_describe_graph(contest),
+        permutation=PermutationFacts(best.permutation.moved if best else 0.0, given is not None, _name_origin(given)),
+        matching=best.fit if best else {},
+        batchnorm=best.batchnorm if best else {},
+        samples=samples,
+        device={
+            "type": run.accelerator.device.type,
+            "precision": run.precision,
+            "processes": run.accelerator.num_processes,
+            "threads": torch.get_num_threads(),
+        },
+        notes=(*inputs.comparison.notes, *data.notes, *data.broken_notes, *contest.notes),
+        seconds={name: round(value, 3) for name, value in run.clock.seconds.items()},
+        memory=dict(run.clock.memory),
+        peak_memory=peak_memory(),
+        command=run.command,
+        versions=versions,
+        run=key,
+    )
+    # As it comes back from a file, and without the paths of this machine: it may be published.
+    return parse_document(shorten_all(parse_json(to_json(document.to_json()))))
+
+
+def _describe_entry(entry: Entry) -> ContenderFigures:
+    made, score = entry.made, entry.test
+    in_detail = entry.role in (PORT, AFTER) or entry.contender.is_alternative
+    test = ScoreFigures(
+        score.top1, score.top5, score.loss, score.count, score.per_class, score.confusion if in_detail else None
+    )
+    return ContenderFigures(
+        name=entry.contender.name,
+        role=entry.role,
+        gradients=made.gradients,
+        validation=made.validation,
+        test=test,
+        best_step=made.best.step if made.best else None,
+        steps=made.steps,
+        curve=made.curve,
+    )
+
+
+def _describe_models(inputs: Inputs) -> dict[str, ModelFacts]:
+    sides = {"source": inputs.source, "tuned": inputs.tuned, "target": inputs.target}
+    if inputs.tuned_target is not None:
+        sides["tuned_target"] = inputs.tuned_target
+    return {
+        name: ModelFacts(
+            reference=side.reference,
+            architecture=side.architecture,
+            classes=side.num_classes,
+            location=identify(side.reference),
+            library=side.library,
+            options=dict(side.options),
+            revision=side.revision,
+            hub_id=side.hub_id,
+            base_models=tuple(side.base_models),
+            license=side.config.get("license"),
+            license_link=side.config.get("license_link"),
+            hashes=dict(side.hashes),
+            dtype=str(side.dtype).removeprefix("torch."),
+        )
+        for name, side in sides.items()
+    }
+
+
+def _describe_graph(contest: Contest) -> dict[str, Any]:
+    graph, check = contest.traced.graph, contest.traced.verification
+    return {
+        "groups": len(graph.groups),
+        "fingerprint": graph.fingerprint,
+        "share_on_a_free_axis": graph.share(1),
+        "held": list(contest.traced.held),
+        "unknown_operators": [str(each) for each in graph.unknown_operators],
+        "check": check.to_json() if check else None,
+    }
+
+
+def _name_origin(given: Any) -> str | None:
+    if not isinstance(given, (str, Path)):
+        return None
+    path = Path(given).expanduser().resolve()
+    return path.name if path.is_dir() else path.parent.name
+
+
+# ---- test images to look at
+
+
+def draw_samples(contest: Contest) -> tuple[dict[str, Any], dict[int, bytes]]:
+    """Images on which the result and its rival agree and disagree, as the rule says, and small pictures of them."""
+    options, test = contest.recipe.port, contest.inputs.data.test
+    ours = contest.result
+    others = [each for each in contest.entries if each.role == BESIDE]
+    theirs = (
+        next((each for each in others if each.contender.is_alternative), None)
+        or contest.find(contest.winner.contender.without_matching)
+        or next((each for each in others if each.made.steps and not each.contender.without_matching), None)
+    )
+    kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {kind: [] for kind in KINDS}
+    read = (number for number in range(len(test)) if number not in test.broken)  # a broken one has no prediction
+    for number, one, two in zip(read, ours.test.predictions, (theirs or ours).test.predictions, strict=False):
+        label = int(test.targets[number])
+        said = {ours.contender.name: one} | ({theirs.contender.name: two} if theirs else {})
+        kind = _judge_image(one == label, two == label)
+        kinds[kind].append((number, {"number": number, "label": label, "predictions": said, "kind": kind}))
+    chosen: list[dict[str, Any]] = []
+    thumbnails: dict[int, bytes] = {}
+    present = [kind for kind in KINDS if kinds[kind]]
+    for place, kind in enumerate(present):
+        share = (options.samples - len(chosen)) // (len(present) - place)
+        draw = random.Random(derive_seed(options.seed, "samples", kind))
+        for number, facts in sorted(draw.sample(kinds[kind], min(share, len(kinds[kind]))), key=lambda each: each[0]):
+            if (picture := _make_thumbnail(test, number)) is not None:
+                thumbnails[number] = picture
+                chosen.append(facts)
+    facts = {
+        "ours": ours.contender.name,
+        "theirs": theirs.contender.name if theirs else None,
+        "rule": _RULE,
+        "counts": {kind: len(each) for kind, each in kinds.items()},
+        "images": chosen,
+    }
+    return facts, thumbnails
+
+
+def _judge_image(ours: bool, theirs: bool) -> str:
+    return "both" if ours and theirs else "only ours" if ours else "only theirs" if theirs else "neither"
+
+
+def _make_thumbnail(test: Split, number: int) -> bytes | None:
+    """The image, small, as PNG or JPEG; None if it cannot be shown, which is no reason to fail."""
+    try:
+        image = test.image(number)
+        small = image.convert("L" if image.mode in ("1", "L") else "RGB")
+        small.thumbnail((_SIDE, _SIDE))
+        exact = _encode(small, format="PNG")
+        return exact if len(exact) <= _SMALL else min(exact, _encode(small, format="JPEG", quality=80), key=len)
+    except Exception:  # decoders raise whatever they like
+        return None
+
+
+def _encode(image: Image, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, **how)
+    return buffer.getvalue()

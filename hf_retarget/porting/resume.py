@@ -1,0 +1,369 @@
+"""Unfinished work: where a long run keeps it, how it continues, and how the finished folder appears, all at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from hf_retarget.document import StepFigures
+from hf_retarget.errors import FinishedError, PortError, RetargetError
+from hf_retarget.files import (
+    load_record,
+    load_tensors,
+    lock_folder,
+    make_folder,
+    move_durably,
+    remove_folder,
+    remove_leftovers,
+    save_record,
+    save_tensors,
+)
+from hf_retarget.names import FINETUNE, MODEL_CONFIG
+from hf_retarget.run import Run, in_main_process
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hf_retarget.graph import Permutation, PermutationGraph
+    from hf_retarget.matching.problem import State
+
+ENVIRONMENT = "environment"
+"""The part of a run's key that may change without making it another run: then the work is done again."""
+_RUN = "run.json"
+_FINISHED = "finished"
+
+
+class PlaceArguments(TypedDict, total=False):
+    """Options about an earlier result in the folder to be written."""
+
+    resume: bool
+    overwrite: bool
+    lock: bool
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A hidden folder beside the folder to be made. It is removed when the work is done, and stays if it is not.
+
+    Without `out`, nothing is kept and nothing is written.
+
+    Example:
+        >>> Workplace.at("tuned").hidden.name
+        '.tuned.work'
+    """
+
+    out: Path | None
+    record: str = FINETUNE
+    """The file in the finished folder whose `run` holds what it was made from."""
+    unfinished: str = "state.safetensors"
+    """Pattern of the files from which a run continues."""
+    suffix: str = "work"
+    resume: bool = False
+    overwrite: bool = False
+    lock: bool = True
+
+    @classmethod
+    def at(cls, out: str | Path | None, **options: Any) -> Workplace:
+        """The place for a result; refuses what cannot become a folder."""
+        if out is None:
+            if options.get("resume"):
+                raise PortError("only a run with a folder to be made can be resumed; give out=, too")
+            return cls(None, **options)
+        path = Path(out).expanduser().resolve()
+        if path.exists() and not path.is_dir():
+            raise PortError(f"'{out}' is a file; name a folder that is to be made")
+        if path == Path.cwd() or path in Path.cwd().parents:
+            raise PortError(f"'{out}' is the folder you are in, or above it; name one that is to be made")
+        if path.is_mount():
+            raise PortError(f"'{out}' is where another file system begins; name a folder inside it")
+        return cls(path, **options)
+
+    @property
+    def folder(self) -> Path:
+        """The folder to be made."""
+        if self.out is None:
+            raise PortError("there is no folder to write to; give out=")
+        return self.out
+
+    @property
+    def hidden(self) -> Path:
+        """Where the unfinished work is."""
+        return self.folder.with_name(f".{self.folder.name}.{self.suffix}")
+
+    @property
+    def result(self) -> Path:
+        """The folder that becomes `out`."""
+        return self.hidden / "result"
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is something to continue from."""
+        return self.hidden.is_dir() and any(self.hidden.glob(self.unfinished))
+
+    @contextmanager
+    def held(self) -> Iterator[Workplace]:
+        """Keep other runs out, repair what a killed one left, and refuse to overwrite without `overwrite`.
+
+        Only the main process holds the lock. If the block fails before there is anything to resume from, nothing is
+        left behind.
+        """
+        with ExitStack() as stack:
+
+            def begin() -> None:
+                with _naming(self.folder):
+                    stack.enter_context(lock_folder(self.folder, enabled=self.lock))
+                    self._recover()
+                self._check()
+                stack.push(self._tidy)
+
+            if self.out is not None:
+                in_main_process(begin)
+            yield self
+
+    def begin(self, key: Mapping[str, Any], run: Run) -> None:
+        """Make the hidden folder, or continue in it if it belongs to the same run: `key` is all that decides about it.
+
+        Raises FinishedError if that run is finished already.
+        """
+        if self.out is not None:
+            in_main_process(lambda: self._begin(json.loads(json.dumps(key)), run.progress.say))
+
+    def finish(self, write: Callable[[Path], None], run: Run) -> None:
+        """Let `write` fill a folder, and put it in place, all at once; only the main process writes."""
+
+        def put() -> None:
+            for each in run.progress.track([write], "writing the result"):
+                each(self.fresh_result())
+            self.put_in_place()
+
+        if self.out is not None:
+            in_main_process(put)
+
+    def _tidy(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and not self.has_state and not (self.hidden / _FINISHED).exists():
+            shutil.rmtree(self.hidden, ignore_errors=True)
+
+    def _begin(self, ours: dict[str, Any], say: Callable[[str], None]) -> None:
+        with _naming(self.hidden):
+            if self.resume and self._can_continue(ours, say):
+                return
+            if self.resume:
+                self._check_finished(ours)
+            if self.hidden.exists():
+                remove_folder(self.hidden)
+            make_folder(self.result)
+            save_record(self.hidden / _RUN, ours)
+
+    def fresh_result(self) -> Path:
+        """The empty folder into which the result is written, whatever a killed run has left there."""
+        shutil.rmtree(self.result, ignore_errors=True)
+        make_folder(self.result)
+        return self.result
+
+    def put_in_place(self) -> None:
+        """Move the result to `out`, and remove the hidden folder."""
+        with _naming(self.folder):
+            if not (self.result / MODEL_CONFIG).is_file() or not any(self.result.glob("model*.safetensors")):
+                raise PortError(f"'{self.result}' holds no whole model, and does not become '{self.out}'; run it again")
+            save_record(self.hidden / _FINISHED, {})
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """May be repeated after a kill: what was done before it is left as it is."""
+        if self.result.exists():
+            if self.folder.exists():
+                shutil.rmtree(self.hidden / "replaced", ignore_errors=True)
+                os.replace(self.folder, self.hidden / "replaced")
+            move_durably(self.result, self.folder)
+        remove_folder(self.hidden)
+
+    def _recover(self) -> None:
+        """Bring what a killed run left into one of two states: finished, or unfinished with the old folder in place."""
+        shutil.rmtree(self.hidden.with_name(f"{self.hidden.name}.old"), ignore_errors=True)
+        if not self.hidden.is_dir():
+            return
+        remove_leftovers(self.hidden)
+        if (self.hidden / _FINISHED).exists():
+            self._exchange()
+
+    def _check(self) -> None:
+        unfinished, out = (self.hidden / _RUN).exists(), self.folder
+        finished = (
+            self.resume and not unfinished and self._made_from() is not None
+        )  # `begin` sees whether it is this run
+        if out.is_dir() and any(out.iterdir()) and not finished:
+            if not self.overwrite:
+                raise PortError(
+                    f"'{out}' is not empty; name another folder with --out, continue with --resume if it is of this "
+                    "run, or replace it with --overwrite"
+                )
+            if not (out / MODEL_CONFIG).is_file():
+                raise PortError(
+                    f"'{self.out}' holds no model (no {MODEL_CONFIG}) and is not replaced; name another folder"
+                )
+        if self.has_state and not (self.resume or self.overwrite):
+            raise PortError(
+                f"an unfinished run for '{out}' is in '{self.hidden}'; continue with --resume, "
+                "or start again with --overwrite"
+            )
+
+    def _made_from(self) -> dict[str, Any] | None:
+        """The key of the run that made the finished folder, if it holds one."""
+        try:
+            found = read_json(self.folder / self.record, MAX_DOCUMENT_BYTES)["run"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _can_continue(self, ours: dict[str, Any], say: Callable[[str], None]) -> bool:
+        path = self.hidden / _RUN
+        if not path.exists():
+            return False
+        try:
+            theirs = load_record(path)
+        except (OSError, ValueError) as error:
+            say(f"the unfinished run in '{self.hidden}' is damaged ({_RUN}: {error}), and is started again")
+            return False
+        self._compare(ours, theirs, f"the unfinished run in '{self.hidden}' was another one")
+        if changed := _find_change(ours.get(ENVIRONMENT), theirs.get(ENVIRONMENT)):
+            say(f"the unfinished run was made elsewhere ({changed}), and is started again")
+            return False
+        return True
+
+    def _check_finished(self, ours: dict[str, Any]) -> None:
+        """Raise FinishedError if the finished folder is of this run, and PortError if it is of another."""
+        theirs = self._made_from()
+        if theirs is None:
+            return
+        try:
+            self._compare(ours, theirs, f"'{self.out}' is finished, and was another run")
+        except PortError:
+            if self.overwrite:
+                return
+            raise
+        raise FinishedError(f"the run into '{self.out}' is finished; there is nothing to resume")
+
+    def _compare(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
+        mine = {name: value for name, value in ours.items() if name != ENVIRONMENT}
+        other = {name: value for name, value in theirs.items() if name != ENVIRONMENT}
+        if changed := _find_change(mine, other):
+            raise PortError(
+                f"{what}: {changed}; repeat the same command, or start again with --overwrite and without --resume"
+            )
+
+
+def _find_change(ours: Any, theirs: Any) -> str:
+    """The first entry that differs, two levels deep, in words; empty if all is the same."""
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return "" if ours == theirs else f"it was {theirs!r} and is {ours!r} now"
+    for name in sorted({*ours, *theirs}):
+        mine, other = ours.get(name), theirs.get(name)
+        if mine != other:
+            if isinstance(mine, dict) and isinstance(other, dict):
+                inner = next(each for each in sorted({*mine, *other}) if mine.get(each) != other.get(each))
+                return f"'{name}' had {inner} {other.get(inner)!r} and has {mine.get(inner)!r} now"
+            return f"'{name}' was {other!r} and is {mine!r} now"
+    return ""
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise PortError(f"cannot work in '{path}': {error}") from error
+
+
+# ---- the steps of a contender
+
+_PERMUTATION = "permutation/"
+_WEIGHTS = "weights/"
+
+
+@dataclass(frozen=True, eq=False)
+class BestStep:
+    """The best step so far: all weights of the ported model, BatchNorm statistics included."""
+
+    step: int
+    weights: dict[str, Tensor] = field(repr=False)
+    permutation: Permutation
+    batchnorm: dict[str, Any] = field(repr=False)
+    fit: dict[str, Any] = field(repr=False)
+    """How well the permutation fits, as plain values."""
+
+
+@dataclass(frozen=True)
+class StepDiary:
+    """Files from which a contender continues: the state and the best step of the last step that is wholly written."""
+
+    folder: Path
+    name: str
+    graph: PermutationGraph
+    run: Run
+
+    def read(self) -> tuple[State, list[StepFigures], BestStep] | None:
+        """How far it has come; None if it has not begun, or if what is there is damaged."""
+        found = None
+        if self._progress.exists():
+            try:
+                found = self._read()
+            except (OSError, ValueError, KeyError, TypeError, RuntimeError, RetargetError) as error:
+                self.run.progress.say(
+                    f"the state in '{self.folder}' is damaged ({error}); the steps are computed again"
+                )
+        self.run.accelerator.wait_for_everyone()  # all have read before the main process writes
+        return found
+
+    def write(self, state: State, history: Sequence[StepFigures], best: BestStep) -> None:
+        """Keep a step. The file that names it is written last, and only then is the step before removed."""
+        from safetensors import SafetensorError
+
+        if not self.run.is_main:
+            return
+        try:
+            state.save(self._state(state.step))
+            if best.step == state.step:
+                self._write_best(best)
+            facts = {"step": state.step, "best": best.step, "history": [asdict(each) for each in history]}
+            save_record(self._progress, facts)
+            for path in self.folder.glob(f"{self.name}.*.safetensors"):
+                if path not in (self._state(state.step), self._best(best.step)):
+                    path.unlink(missing_ok=True)
+        except (OSError, SafetensorError) as error:
+            raise PortError(f"cannot keep step {state.step} in '{self.folder}': {error}") from error
+
+    def _read(self) -> tuple[State, list[StepFigures], BestStep]:
+        from hf_retarget.graph import Permutation
+        from hf_retarget.matching.problem import State
+
+        facts = load_record(self._progress)
+        history = [StepFigures(**each | {"objectives": tuple(each["objectives"])}) for each in facts["history"]]
+        tensors, about = load_tensors(self._best(facts["best"]))
+        indices = {group.name: tensors[_PERMUTATION + group.name] for group in self.graph.groups}
+        weights = {name: tensors[_WEIGHTS + name] for name in about["order"]}
+        permutation = Permutation(self.graph.fingerprint, indices)
+        best = BestStep(facts["best"], weights, permutation, about["batchnorm"], about.get("fit", {}))
+        return State.load(self._state(facts["step"]), self.graph), history, best
+
+    def _write_best(self, best: BestStep) -> None:
+        tensors = {_WEIGHTS + name: tensor for name, tensor in best.weights.items()}
+        tensors |= {_PERMUTATION + name: index for name, index in best.permutation.indices.items()}
+        facts = {"batchnorm": best.batchnorm, "fit": best.fit, "order": list(best.weights)}
+        save_tensors(self._best(best.step), tensors, facts)
+
+    @property
+    def _progress(self) -> Path:
+        return self.folder / f"{self.name}.progress.json"
+
+    def _state(self, step: int) -> Path:
+        return self.folder / f"{self.name}.state-{step}.safetensors"
+
+    def _best(self, step: int) -> Path:
+        return self.folder / f"{self.name}.best-{step}.safetensors"

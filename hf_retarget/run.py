@@ -1,0 +1,333 @@
+"""How work runs: device, processes, progress, time and versions. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
+
+from hf_retarget.errors import RetargetError
+from hf_retarget.names import PRECISIONS
+from hf_retarget.words import nearest
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+T = TypeVar("T")
+
+# ---- progress
+
+
+class Progress(Protocol):
+    """Shows a person what happens. Calls to `track` may be nested: the inner one is part of an item of the outer."""
+
+    def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+        """Yield the items, and show `doing` and how far it has come."""
+
+    def say(self, line: str) -> None:
+        """Show one line that stays."""
+
+    def row(self, cells: Mapping[str, str], line: str) -> None:
+        """Show one row of a growing table (heading → text), or the line where there is no terminal."""
+
+
+class _Silent:
+    def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+        yield from items
+
+    def say(self, line: str) -> None:
+        pass
+
+    def row(self, cells: Mapping[str, str], line: str) -> None:
+        pass
+
+
+SILENT: Progress = _Silent()
+"""Shows nothing."""
+
+
+# ---- time and memory
+
+
+class Clock:
+    """Adds up seconds by stage. Stages may be nested: while an inner one runs, the outer one stands still.
+
+    Example:
+        >>> clock = Clock()
+        >>> with clock.stage("matching"):
+        ...     with clock.stage("gradients"):
+        ...         pass
+        >>> list(clock.seconds)
+        ['matching', 'gradients']
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.memory: dict[str, int] = {}
+        """Peak memory of the process at the end of each stage, in bytes."""
+        self._running: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of the block for this stage."""
+        self._turn()
+        self.seconds.setdefault(name, 0.0)
+        self._running.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._running.pop()
+            if (most := peak_memory()) is not None:
+                self.memory[name] = most
+
+    def since(self, before: Mapping[str, float]) -> dict[str, float]:
+        """What was added to each stage since `before`, an earlier copy of `seconds`."""
+        spent = {name: value - before.get(name, 0.0) for name, value in self.seconds.items()}
+        return {name: round(value, 3) for name, value in spent.items() if value > 0}
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+
+def peak_memory() -> int | None:
+    """Peak memory of this process so far, in bytes; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(most if sys.platform == "darwin" else most * 1024)
+
+
+# ---- a run
+
+
+class RunArguments(TypedDict, total=False):
+    """Options that every function shares that loads models or computes."""
+
+    device: str | None
+    precision: str
+    workers: int
+    arch: str | None
+    allow_pickle: bool
+    token: str | None
+    progress: Progress
+    command: str
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Where and how work runs, and how references to models are read."""
+
+    device: str | None = None
+    """cpu, cuda, mps …; found if not given."""
+    precision: str = "no"
+    workers: int = 0
+    """Processes that read images."""
+    arch: str | None = None
+    """Architecture of weight files that do not name one."""
+    allow_pickle: bool = False
+    token: str | None = field(default=None, repr=False)
+    progress: Progress = SILENT
+    command: str = ""
+    """The command line, for the record."""
+    clock: Clock = field(default_factory=Clock)
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        """The device, and the processes that share the work."""
+        return choose_device(self.device, self.precision)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """How references to models are read, as keyword arguments of `load_checkpoint`."""
+        return {"arch": self.arch, "allow_pickle": self.allow_pickle, "token": self.token}
+
+    @contextmanager
+    def stage(self, name: str, doing: str = "") -> Iterator[None]:
+        """Count the time of the block, and show `doing` while it runs."""
+        with self.clock.stage(name), doing_now(self.progress, doing or name):
+            yield
+
+
+@contextmanager
+def doing_now(progress: Progress, what: str) -> Iterator[None]:
+    """Show that something of unknown length is going on."""
+    for _ in progress.track(iter((None,)), what):
+        yield
+
+
+def check_arguments(function: str, given: Mapping[str, Any], *known: type) -> None:
+    """Refuse keyword arguments that none of the TypedDicts `known` has, and name the closest.
+
+    Example:
+        >>> check_arguments("port", {"devices": "cpu"}, RunArguments)
+        Traceback (most recent call last):
+        TypeError: port() has no argument 'devices'; did you mean 'device'?
+    """
+    names = [name for each in known for name in each.__annotations__]
+    for name in given:
+        if name not in names:
+            raise TypeError(f"{function}() has no argument '{name}'{nearest(name, names)}")
+
+
+def pick(given: Mapping[str, Any], known: type) -> dict[str, Any]:
+    """Those of the arguments that a TypedDict or a dataclass has."""
+    return {name: value for name, value in given.items() if name in known.__annotations__}
+
+
+# ---- devices and processes
+
+
+def choose_device(device: str | None = None, precision: str = "no") -> Accelerator:
+    """An accelerator for this process: the device accelerate finds, or the CPU if asked for.
+
+    Under torchrun the processes share the work.
+
+    Example:
+        >>> choose_device("cpu").device
+        device(type='cpu')
+    """
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    if precision not in PRECISIONS:
+        raise RetargetError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
+    # accelerate has no public way to ask for its state or to reset it.
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
+        AcceleratorState._reset_state()  # accelerate keeps the first precision of a process, and refuses another
+    try:
+        chosen = Accelerator(cpu=device == "cpu", mixed_precision=precision)
+        if _is_left_alone(chosen) and device in (None, "auto"):
+            # Where there is no GPU, accelerate lets processes work together only if it is told to use the CPU; else
+            # each would do all of the work, and write to the same places.
+            AcceleratorState._reset_state(reset_partial_state=True)
+            chosen = Accelerator(cpu=True, mixed_precision=precision)
+    except (ValueError, RuntimeError) as error:
+        raise RetargetError(
+            f"cannot set up device '{device or 'auto'}' with precision '{precision}': {error}"
+        ) from error
+    if device not in (None, "auto") and chosen.device.type != device.partition(":")[0]:
+        raise RetargetError(
+            f"device '{device}' is not there (found '{chosen.device.type}'); leave out --device, or use 'cpu'"
+        )
+    if _is_left_alone(chosen):
+        raise RetargetError(f"several processes cannot share '{device}'; start one, or say --device cpu")
+    if chosen.num_processes > 1:
+        atexit.unregister(_part)
+        atexit.register(_part)
+    return chosen
+
+
+def in_main_process(work: Callable[[], T]) -> T | None:
+    """Do something in the main process while the others wait; if it fails, it fails in all of them.
+
+    Example:
+        >>> in_main_process(lambda: 3)
+        3
+    """
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
+    state, done = PartialState(), None
+    failure: Exception | None = None
+    if state.is_main_process:
+        try:
+            done = work()
+        except Exception as error:
+            failure = error
+    if state.num_processes > 1:
+        told = [None if failure is None else _retold(failure)]
+        broadcast_object_list(told)
+        failure = failure or told[0]
+    if failure is not None:
+        raise failure
+    return done
+
+
+def from_main_process(value: T) -> T:
+    """The value that the main process has, in all of them."""
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
+    if PartialState().num_processes > 1:
+        told = [value]
+        broadcast_object_list(told)
+        return told[0]
+    return value
+
+
+def leave(code: int) -> None:
+    """End this process, one of several, at once: torch's own threads may abort one that ends as usual."""
+    _part()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _part() -> None:
+    """Close the connections between processes: one that ends with them open may be aborted, and so has failed."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _retold(error: Exception) -> RetargetError:
+    """The error for another process: one of ours without its cause, any other in words."""
+    if isinstance(error, RetargetError):
+        return type(error)(str(error))
+    return RetargetError(f"the first process failed: {type(error).__name__}: {error}")
+
+
+def _is_left_alone(accelerator: Accelerator) -> bool:
+    """Whether there are several processes that accelerate does not know of."""
+    return bool(accelerator.num_processes == 1) and int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+
+# ---- versions
+
+_LIBRARIES = ("torch", "timm", "datasets", "accelerate", "safetensors", "numpy", "scipy")
+_OPTIONAL = ("transformers",)
+
+
+def list_versions() -> dict[str, str]:
+    """This package, Python, and the libraries on which figures may depend.
+
+    Example:
+        >>> list(list_versions())[:3]
+        ['hf-retarget', 'python', 'torch']
+    """
+    import hf_retarget
+
+    ours = {"hf-retarget": hf_retarget.__version__, "python": platform.python_version()}
+    found = ours | {name: version(name) for name in _LIBRARIES}
+    for name in _OPTIONAL:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def describe_environment() -> dict[str, Any]:
+    """What the bits of a result depend on besides the inputs: versions, and the number of threads."""
+    import torch
+
+    return {**list_versions(), "threads": torch.get_num_threads()}

@@ -1,0 +1,86 @@
+"""One price: what check, a dry run, the control and port.json say is the same, for every method and in epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import hf_retarget as rt
+from hf_retarget.contenders import Asked, method_names
+from hf_retarget.models import load_checkpoint, save_model
+from hf_retarget.porting.check import plan
+from hf_retarget.porting.cost import price_port
+
+SHORT = {
+    "data.limit": 60,
+    "data.image_size": 28,
+    "data.validation": 0.2,
+    "port.steps": 2,
+    "port.grad_batches": 2,
+    "port.batch_size": 8,
+    "port.bn_batches": 1,
+    "port.check": False,
+}
+LENGTHS = {
+    "none": {},
+    "steps": {"finetune.steps": 3, "finetune.batch_size": 12},
+    "epochs": {"finetune.epochs": 0.5, "finetune.batch_size": 12},
+}
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory) -> list[Path]:
+    """Old base, tuned model, new base, and the real fine-tuning of the new base."""
+    folder = tmp_path_factory.mktemp("models")
+    made = []
+    for seed, name in enumerate(("old", "tuned", "new", "retuned")):
+        torch.manual_seed(seed)
+        net = timm.create_model("test_resnet", num_classes=10, in_chans=1)
+        made.append(save_model(folder / name, net.state_dict(), load_checkpoint(net)))
+    return made
+
+
+def recipe_of(method: str, length: str, control: str = "full") -> rt.Recipe:
+    changes = {**SHORT, **LENGTHS[length], "port.method": method, "port.control": control}
+    return rt.load_recipe("fashion-mnist").override(**changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "length"),
+    [*((method, "epochs") for method in method_names()), ("fgmt-sign", "none"), ("fgmt-sign", "steps")],
+)
+def test_check_and_dry_run_and_recipe_agree(sides, method, length):
+    recipe = recipe_of(method, length)
+    planned = plan(*sides[:3], recipe=recipe, tuned_target=sides[3])
+    checked = rt.check(*sides[:3], recipe=recipe).cost
+    asked = Asked(method, has_tuned_target=True, trains_after=length != "none")
+    price = price_port(recipe, planned.images["train"], asked=asked)
+    assert (planned.gradients, planned.control_steps) == (price.gradients, price.alternative)
+    assert (checked.gradients, checked.control) == (price.gradients, price.alternative)
+    assert price.after == {"none": 0, "steps": 5, "epochs": 3}[length]
+
+
+@pytest.mark.parametrize(("method", "courses"), [("fgmt-sign", 3), ("naive", 1), ("naive-sign", 2)])
+def test_the_port_takes_what_was_planned(sides, method, courses):
+    recipe = recipe_of(method, "epochs")
+    planned = plan(*sides[:3], recipe=recipe)
+    done = rt.port(*sides[:3], recipe=recipe).document
+    assert done.port.gradients == planned.gradients
+    assert done.alternative.gradients == planned.control_steps
+    price = price_port(recipe, planned.images["train"])
+    assert price.courses == courses == len([each for each in done.contenders if each.steps])
+    assert price.models == len(done.contenders)
+    beside = [each for each in done.contenders if each.role == "beside" and not each.row.is_alternative]
+    assert price.beside == sum(each.gradients for each in beside)
+
+
+def test_epochs_of_a_recipe_count_in_check(sides):
+    # cub@paper fine-tunes for epochs: the control has to see as many images, also before they are downloaded.
+    whole = rt.check(*sides[:3], recipe=recipe_of("fgmt", "epochs")).cost
+    none = rt.check(*sides[:3], recipe=recipe_of("fgmt", "none")).cost
+    assert whole.control > none.control
+    # The speed is measured each time, and differs with what else the machine does: the work is what counts.
+    assert whole.seconds * whole.speed > none.seconds * none.speed
