@@ -17,13 +17,19 @@ from hf_retarget.errors import RetargetError
 PORT, AFTER, BESIDE = "port", "after", "beside"
 """Roles in a contest: may win; continues from the winner; is compared with it."""
 
+AUTO = "auto"
+"""The method that enters several contenders and takes the best."""
+
+FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
+"""Factors for the fine-tuning that the naive line tries."""
+
 
 @dataclass(frozen=True)
 class Asked:
     """What decides which contenders enter."""
 
     method: str
-    """That of the recipe, or `given` for a permutation that was found before."""
+    """That of the recipe (`auto` or a contender), or `given` for a permutation that was found before."""
     control: str = "full"
     has_tuned_target: bool = False
     trains_after: bool = False
@@ -34,12 +40,48 @@ class Asked:
         return self.control != "none"
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How many images go forward: what a contender that takes no gradients costs."""
+
+    steps: int
+    chosen_by: int
+    """Images by which contenders are chosen."""
+    batchnorm: int
+    """Images for the statistics of BatchNorm; 0 without such layers."""
+    head: int
+    """Images by which a closed-form head is fitted and judged."""
+    factors: int = len(FACTORS)
+    """Factors that the naive line tries."""
+
+
 def _never(asked: Asked) -> bool:
     return False
 
 
 def _free(steps: int) -> int:
     return 0
+
+
+def _score_once(sizes: Sizes) -> int:
+    return sizes.chosen_by
+
+
+def _score_steps(sizes: Sizes) -> int:
+    return sizes.steps * (sizes.batchnorm + sizes.chosen_by) + sizes.chosen_by
+
+
+def _score_factors(sizes: Sizes) -> int:
+    return sizes.factors * (sizes.batchnorm + sizes.chosen_by) + sizes.chosen_by
+
+
+def _fit_head(sizes: Sizes) -> int:
+    return sizes.head
+
+
+def _fit_head_of_base(sizes: Sizes) -> int:
+    """With the statistics of BatchNorm that there are, and with new ones."""
+    return sizes.batchnorm + 2 * sizes.head if sizes.batchnorm else sizes.head
 
 
 @dataclass(frozen=True)
@@ -65,19 +107,31 @@ class Contender:
     """Whether it is compared with the winner."""
     gradients: Callable[[int], int] = _free
     """How many gradients it takes for this many steps, on both sides together; each is one of `grad_batches`."""
+    forwards: Callable[[Sizes], int] = _score_once
+    """How many images go forward, without those of its gradients and of the test."""
+    place: int = 0
+    """Among the contenders of `--method auto`, the simplest first: of equals the simplest wins. 0: not among them."""
+    course: str = ""
+    """The name of the steps that it shares with other contenders, which pay for them together."""
+    refits: str = ""
+    """The contender whose head it refits."""
     finds_permutation: bool = False
     """Whether it finds one that serves for other fine-tunings between the same bases."""
     without_matching: str = ""
     """The contender that does the same without matching: what the matching is worth is measured against it."""
     is_alternative: bool = False
     """Whether it is what a user would do instead, at the same price."""
+    instead: str = ""
+    """What a user should do if this is better than the port."""
+    stands_alone: bool = False
+    """Whether `--method` can ask for it, although it takes no steps."""
     drawn: bool = True
     """Whether charts show it; tables always do."""
 
     @property
     def is_method(self) -> bool:
         """Whether it can be asked for with `--method`."""
-        return bool(self.step)
+        return bool(self.step) or self.stands_alone
 
     def resolve(self, path: str) -> Callable[..., Any]:
         """The function of an import path."""
@@ -103,8 +157,8 @@ def contenders() -> tuple[Contender, ...]:
 
 
 def method_names() -> tuple[str, ...]:
-    """What `--method` can be, sorted."""
-    return tuple(sorted(each.name for each in contenders() if each.is_method))
+    """What `--method` can be: `auto`, and the contenders that can be asked for, sorted."""
+    return (AUTO, *sorted(each.name for each in contenders() if each.is_method))
 
 
 def find_contender(name: str) -> Contender:
@@ -116,10 +170,11 @@ def choose_contenders(asked: Asked) -> list[tuple[Contender, str]]:
     """Those that enter a contest, with their roles: first what may win, then what continues from it, then the rest.
 
     Example:
-        >>> [(each.name, role) for each, role in choose_contenders(Asked("fgmt", control="naive"))]
-        [('fgmt', 'port'), ('tuned', 'beside'), ('base', 'beside'), ('naive', 'beside')]
+        >>> [(each.name, role) for each, role in choose_contenders(Asked("fgmt", control="none", trains_after=True))]
+        [('fgmt', 'port'), ('finetuned', 'after')]
     """
-    chosen = [(find_contender(asked.method), PORT)]
+    may_win = [each for each in contenders() if each.place] if asked.method == AUTO else [find_contender(asked.method)]
+    chosen = [(each, PORT) for each in may_win]
     chosen += [(each, AFTER) for each in contenders() if each.after(asked)]
     taken = {each.name for each, _ in chosen}
     return chosen + [(each, BESIDE) for each in contenders() if each.name not in taken and each.beside(asked)]
@@ -146,6 +201,29 @@ for _row in (
         marker="*",
         make=f"{_MAKERS}:keep_tuned",
         beside=lambda asked: asked.compared,
+        instead="keep the tuned model",
+    ),
+    Contender(
+        "tuned-head",
+        label="tuned model, head refitted",
+        short="tuned + head",
+        colours=("#db2777", "#fbcfe8"),
+        marker="*",
+        make=f"{_MAKERS}:refit_tuned",
+        beside=lambda asked: asked.compared,
+        forwards=_fit_head,
+        drawn=False,
+    ),
+    Contender(
+        "old-head",
+        label="old base, closed-form head",
+        short="old base + head",
+        colours=("#57534e", "#d6d3d1"),
+        marker="x",
+        make=f"{_MAKERS}:refit_source",
+        beside=lambda asked: asked.compared,
+        forwards=_fit_head_of_base,
+        drawn=False,
     ),
     Contender(
         "base",
@@ -165,7 +243,99 @@ for _row in (
         marker="s",
         line="--",
         step=f"{_METHODS}:naive",
+        beside=lambda asked: asked.compared and asked.method != AUTO,
+        forwards=_score_steps,
+    ),
+    Contender(
+        "line",
+        label="naive port, scaled",
+        short="naive line",
+        colours=("#ea580c", "#fdba74"),
+        marker="s",
+        line="--",
+        make=f"{_MAKERS}:follow_line",
+        forwards=_score_factors,
+        place=1,
+    ),
+    Contender(
+        "line-head",
+        label="naive port, head refitted",
+        short="naive + head",
+        colours=("#9a3412", "#fed7aa"),
+        marker="s",
+        make=f"{_MAKERS}:refit_entered",
+        forwards=_fit_head,
+        place=2,
+        refits="line",
+    ),
+    Contender(
+        "head",
+        label="new base, closed-form head",
+        short="head",
+        colours=("#15803d", "#4ade80"),
+        marker="d",
+        make=f"{_MAKERS}:refit_target",
         beside=lambda asked: asked.compared,
+        forwards=_fit_head_of_base,
+        place=3,
+        instead="fit a head on the new base (--method head)",
+        stands_alone=True,
+    ),
+    Contender(
+        "matched",
+        label="matched port, masked steps",
+        short="matched",
+        colours=("#1e40af", "#bfdbfe"),
+        marker="o",
+        make=f"{_MAKERS}:follow_course",
+        gradients=_per_step(2),
+        forwards=_score_steps,
+        finds_permutation=True,
+        without_matching="line",
+        place=6,
+        course="matched",
+    ),
+    Contender(
+        "matched-head",
+        label="matched port, masked steps, head refitted",
+        short="matched + head",
+        colours=("#312e81", "#c7d2fe"),
+        marker="o",
+        make=f"{_MAKERS}:refit_entered",
+        forwards=_fit_head,
+        finds_permutation=True,
+        without_matching="line-head",
+        place=7,
+        course="matched",
+        refits="matched",
+    ),
+    Contender(
+        "whole",
+        label="matched port, whole steps",
+        short="whole",
+        colours=("#0284c7", "#7dd3fc"),
+        marker="o",
+        make=f"{_MAKERS}:follow_course",
+        gradients=_per_step(2),
+        forwards=_score_steps,
+        finds_permutation=True,
+        without_matching="line",
+        place=4,
+        course="matched",
+    ),
+    Contender(
+        "whole-head",
+        label="matched port, whole steps, head refitted",
+        short="whole + head",
+        colours=("#075985", "#bae6fd"),
+        marker="o",
+        make=f"{_MAKERS}:refit_entered",
+        forwards=_fit_head,
+        finds_permutation=True,
+        without_matching="line-head",
+        place=5,
+        course="matched",
+        refits="whole",
     ),
     Contender(
         "naive-sign",
@@ -175,6 +345,7 @@ for _row in (
         marker="P",
         line=":",
         step=f"{_METHODS}:naive_sign",
+        forwards=_score_steps,
         beside=lambda asked: asked.compared and is_masked(asked),
         gradients=_per_step(1),
     ),
@@ -186,6 +357,7 @@ for _row in (
         marker="^",
         line="-.",
         step=f"{_METHODS}:oracle",
+        forwards=_score_steps,
         beside=lambda asked: asked.compared and asked.has_tuned_target,
         without_matching="naive",
     ),
@@ -199,6 +371,7 @@ for _row in (
         make=f"{_MAKERS}:train_plainly",
         beside=lambda asked: asked.control == "full",
         is_alternative=True,
+        instead="fine-tune the new base directly",
     ),
     Contender(
         "tuned-target",
@@ -216,6 +389,7 @@ for _row in (
         colours=("#0369a1", "#38bdf8"),
         marker="o",
         step=f"{_METHODS}:rebasin",
+        forwards=_score_steps,
         finds_permutation=True,
         without_matching="naive",
     ),
@@ -226,6 +400,7 @@ for _row in (
         colours=("#9d174d", "#f9a8d4"),
         marker="o",
         step=f"{_METHODS}:permuted_source",
+        forwards=_score_steps,
         gradients=_per_step(2),
         without_matching="naive",
     ),
@@ -236,6 +411,7 @@ for _row in (
         colours=("#3730a3", "#a5b4fc"),
         marker="o",
         make=f"{_MAKERS}:follow_given_permutation",
+        forwards=_score_steps,
         without_matching="naive",
     ),
     Contender(
@@ -245,6 +421,7 @@ for _row in (
         colours=("#0e7490", "#22d3ee"),
         marker="o",
         step=f"{_METHODS}:gmt",
+        forwards=_score_steps,
         gradients=lambda steps: steps * (steps + 1),  # both sides, all gradients again at every step
         finds_permutation=True,
         without_matching="naive",
@@ -256,6 +433,7 @@ for _row in (
         colours=("#1d4ed8", "#93c5fd"),
         marker="o",
         step=f"{_METHODS}:fgmt",
+        forwards=_score_steps,
         gradients=_per_step(2),
         finds_permutation=True,
         without_matching="naive",
@@ -267,6 +445,7 @@ for _row in (
         colours=("#2563eb", "#60a5fa"),
         marker="o",
         step=f"{_METHODS}:fgmt_sign",
+        forwards=_score_steps,
         gradients=_per_step(2),
         finds_permutation=True,
         without_matching="naive-sign",

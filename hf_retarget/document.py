@@ -77,8 +77,16 @@ class ContenderFigures:
     gradients: int
     """Gradients of a minibatch that it took."""
     validation: float
-    """Accuracy on the validation images, of the best step if there are steps."""
+    """Accuracy on the images that contenders are chosen by, of the best step if there are steps."""
     test: ScoreFigures
+    forwards: float = 0.0
+    """Minibatches that only went forward: for BatchNorm, validation and closed-form heads."""
+    detail: str = ""
+    """What was chosen for it, in words: a factor, the targets of a head."""
+    also: ScoreFigures | None = None
+    """Scores on the second set of images."""
+    flips: tuple[int, int] | None = None
+    """Test images that only the tuned model has right, and that only this one has right."""
     best_step: int | None = None
     steps: tuple[StepFigures, ...] = ()
     curve: tuple[tuple[float, float], ...] = ()
@@ -95,6 +103,31 @@ class ContenderFigures:
     def row(self) -> Contender:
         """Its words and colours."""
         return find_contender(self.name)
+
+    @property
+    def price(self) -> float:
+        """What it cost, in gradients of a minibatch: a forward pass is a third of one."""
+        return self.gradients + self.forwards / 3
+
+
+@dataclass(frozen=True)
+class RelationFacts:
+    """How the bases are related, measured on their backbones."""
+
+    cosine: float
+    """Of the old and the new base, weight by weight."""
+    drift: float | None
+    """‖new base − old base‖ / ‖tuned model − old base‖; None if the tuned model is the old base."""
+    word: str
+    """`same lineage`, `drifted` or `independent`."""
+    tensors: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    """Cosine and drift of each tensor that was looked at."""
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        far = "" if self.drift is None else f", {self.drift:.2g} times as far apart as the fine-tuning is long"
+        return f"{self.word} (cosine {self.cosine:.3f}{far})"
 
 
 @dataclass(frozen=True)
@@ -169,7 +202,17 @@ class PortDocument:
     recipe: dict[str, Any]
     head: dict[str, Any]
     graph: dict[str, Any]
+    """Empty if nothing had to be matched."""
     permutation: PermutationFacts
+    relation: RelationFacts | None = None
+    targets: str = "labels"
+    """What gradients and heads were fitted to: `labels`, `teacher` or `both`."""
+    labelled: bool = True
+    """Whether test scores are accuracies; without labels they are agreement with the tuned model."""
+    also: DataFacts | None = None
+    """The second set of images."""
+    flipped: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Numbers of the test images on which result and tuned model differ: `negative`, where only the tuned is right."""
     matching: dict[str, Any] = field(default_factory=dict)
     batchnorm: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, Any] | None = None
@@ -249,7 +292,9 @@ class PortDocument:
 
 
 def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
-    """The label of a contender in a table of results, with its best step or its price."""
+    """The label of a contender in a table of results, with what was chosen for it, its best step or its price."""
+    if figures.detail:
+        return f"{figures.row.label} ({figures.detail})"
     if figures.best_step:
         planned = f" of {document.steps_planned}" if figures.name == document.winner else ""
         return f"{figures.row.label} (best step {figures.best_step}{planned})"

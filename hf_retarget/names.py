@@ -25,5 +25,8 @@ own if the classes agree, else zeros, which is also what a port takes for the st
 PORT_HEADS = ("auto", "zero", "shared", "given", "own")
 """What both bases get for a head before a port."""
 
+TARGETS = ("auto", "labels", "teacher", "both")
+"""What a port aims at: the labels of the images, what the tuned model says about them, or the mean of both."""
+
 SIDES = {"source": "old base", "tuned": "tuned model", "target": "new base", "tuned_target": "tuned new base"}
 """What code calls the models of a port, and what people read."""

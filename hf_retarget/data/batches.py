@@ -49,6 +49,8 @@ class ImageData:
     """The commit of a Hub dataset."""
     notes: tuple[str, ...] = ()
     """Choices made while loading that the user should know about."""
+    labelled: bool = True
+    """Whether the images have labels; without, all targets are 0."""
 
     @property
     def broken_notes(self) -> list[str]:
@@ -77,6 +79,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def readable(self) -> Tensor:
+        """Which images have not been found broken so far."""
+        return torch.tensor([number not in self.broken for number in range(len(self))])
 
     def image(self, number: int) -> Image:
         """Decode one image, without preprocessing."""
@@ -129,6 +136,11 @@ class Split:
                 )
             if len(labels):
                 yield inputs, labels
+
+    def join(self, other: Split, name: str) -> Split:
+        """These images and those of another split of the same rows."""
+        indices, targets = torch.cat([self.indices, other.indices]), torch.cat([self.targets, other.targets])
+        return replace(self, name=name, indices=indices, targets=targets, broken={})
 
     def take(self, limit: int | None, seed: int) -> Split:
         """At most `limit` images, drawn at random and kept in order."""

@@ -62,7 +62,9 @@ def load_data(
         source.name,
         names,
         classes,
-        **splits,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits["test"],
         fingerprint=_fingerprint(rows.values(), splits.values(), options, preprocess),
         revision=source.revision,
         notes=(*source.notes, *notes),
@@ -81,6 +83,10 @@ class DataFacts:
     """How many each split has."""
     training: int | None
     """Images that are left to train on."""
+    validation: int | None
+    """Images to choose on."""
+    test: int | None
+    """Images to test on."""
     download: int | None
     """Bytes to download; 0 if the data is on this machine."""
     revision: str | None = None

@@ -79,6 +79,11 @@ def reset_batchnorm(
     return BatchNormReset(before, {name: _summary(norm) for name, norm in norms.items()}, seen)
 
 
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether a model has statistics to reset."""
+    return any(_keeps_statistics(each) for each in model.modules())
+
+
 def _keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.running_mean is not None
 

@@ -41,6 +41,13 @@ class Score:
     """One row for each true class: how often each class was predicted."""
     predictions: tuple[int, ...]
     """The predicted class of every image, in the order of the batches."""
+    labels: tuple[int, ...] = ()
+    """The true class of every image, in the same order."""
+
+    @property
+    def right(self) -> tuple[bool, ...]:
+        """Whether each image was classified correctly."""
+        return tuple(said == label for said, label in zip(self.predictions, self.labels, strict=True))
 
 
 class Scorer:
@@ -48,6 +55,8 @@ class Scorer:
 
     def __init__(self, model: nn.Module, data: ImageData, classes: int, options: PortOptions, run: Run) -> None:
         self.model, self.data, self.classes, self.options, self.run = model, data, classes, options, run
+        self.images = 0
+        """Images that went forward so far."""
         self._batches = BatchCache(data.train.preprocess.input_size)
 
     def load(self, weights: Tensors, parameters: Tensors | None = None) -> None:
@@ -75,20 +84,55 @@ class Scorer:
 
         with run.clock.stage("batchnorm"):
             batches = self._batches.get("batchnorm", options.bn_batches * options.batch_size, draw)
-            return reset_batchnorm(self.model, batches, accelerator=run.accelerator, progress=run.progress)
+            done = reset_batchnorm(self.model, batches, accelerator=run.accelerator, progress=run.progress)
+        self.images += done.batches * options.batch_size
+        return done
 
     def score(self, split: Split) -> Score:
-        """Score the weights that are in the model."""
-        size, run = self.options.eval_batch, self.run
+        """Score the weights in the model on a split."""
+        run, self.images = self.run, self.images + len(split)
         with run.clock.stage("evaluation"):
             return score_model(
                 self.model,
-                self._batches.get(split.name, len(split), lambda: split.batches(size, workers=run.workers)),
+                self._draw(split),
                 self.classes,
                 accelerator=run.accelerator,
                 progress=run.progress,
-                total=-(-len(split) // size),
+                total=-(-len(split) // self.options.eval_batch),
             )
+
+    def answer(self, split: Split, layer: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """The outputs of the model for every image of a split, and what goes into one of its layers.
+
+        Without a layer, the second is empty; images that cannot be read have zeros. Every process runs all images, so
+        that all agree exactly.
+        """
+        run, device, inner, found = self.run, self.run.accelerator.device, list[Tensor](), list[tuple[Tensor, Tensor]]()
+        hook = layer.register_forward_pre_hook(lambda _, inputs: inner.append(inputs[0])) if layer else None
+        self.model.to(device)
+        self.images += len(split)
+        try:
+            with run.clock.stage("evaluation"), torch.no_grad(), _evaluating(self.model):
+                total = -(-len(split) // self.options.eval_batch)
+                for inputs, _ in run.progress.track(self._draw(split), "evaluating", total):
+                    inner.clear()
+                    with run.accelerator.autocast():
+                        output = self.model(inputs.to(device))
+                    taken = inner[-1].flatten(1) if inner else output[:, :0]
+                    found.append((output.float().cpu(), taken.float().cpu()))
+        finally:
+            if hook:
+                hook.remove()
+        both = []
+        for each in zip(*found, strict=True):
+            whole = torch.zeros(len(split), each[0].shape[1])
+            whole[split.readable] = torch.cat(each)
+            both.append(whole)
+        return both[0], both[1]
+
+    def _draw(self, split: Split) -> Iterable[Batch]:
+        size, run = self.options.eval_batch, self.run
+        return self._batches.get(split.name, len(split), lambda: split.batches(size, workers=run.workers))
 
 
 def score_model(
@@ -153,7 +197,19 @@ def _score(labels: Tensor, ranked: Tensor, losses: list[float], classes: int) ->
         per_class=tuple(hit / size if size else None for hit, size in zip(hits, sizes, strict=True)),
         confusion=tuple(map(tuple, confusion.tolist())),
         predictions=tuple(predicted.tolist()),
+        labels=tuple(labels.tolist()),
     )
+
+
+def score_outputs(outputs: Tensor, labels: Tensor) -> Score:
+    """The score of outputs that were computed elsewhere.
+
+    Example:
+        >>> score_outputs(torch.eye(3), torch.tensor([0, 1, 1])).right
+        (True, True, False)
+    """
+    loss = cross_entropy(outputs, labels, reduction="sum")
+    return _score(labels, _best(outputs, outputs.shape[1]), [float(loss)], outputs.shape[1])
 
 
 def _best(output: Tensor, classes: int) -> Tensor:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hf_retarget.contenders import find_contender
 from hf_retarget.data import BatchCache, DataFacts, check_classes, choose_preprocess, describe_data, match_labels
+from hf_retarget.document import RelationFacts
 from hf_retarget.errors import DataError, ModelError, RetargetError
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.matching.methods import match
@@ -28,7 +28,15 @@ from hf_retarget.models import (
 )
 from hf_retarget.models.heads import foresee_policy
 from hf_retarget.porting.contest import Contest
-from hf_retarget.porting.cost import Cost, Price, estimate_cost, estimate_growth, price_port
+from hf_retarget.porting.cost import (
+    Cost,
+    ImageCounts,
+    Price,
+    count_images,
+    estimate_cost,
+    estimate_growth,
+    price_port,
+)
 from hf_retarget.porting.inputs import STEP_IMAGES, WRONG_CLASSES, Given, Inputs, Reference, load_inputs, trace_model
 from hf_retarget.porting.port import PortArguments
 from hf_retarget.porting.resume import Workplace
@@ -41,8 +49,6 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, Tensor]
 
 CHECK_FORMAT, PLAN_FORMAT = "hf-retarget/check/1", "hf-retarget/plan/1"
-_FORWARD = 1 / 3
-"""What a forward pass costs, in gradients of as many images."""
 
 
 # ---- check: from configurations and headers
@@ -215,10 +221,11 @@ def _with_graph(found: InputCheck, tuned: Checkpoint, target: Checkpoint, recipe
         traced = trace_model(model, size, check=False)
     except RetargetError as error:
         return replace(found, problems=(*found.problems, str(error)))
-    graph, training = traced.graph, found.data.training if found.data else None
+    graph, data = traced.graph, found.data
+    images = ImageCounts(data.training or 0, data.validation or 0, data.test or 0) if data else None
     unknown = tuple(map(str, graph.unknown_operators))
     facts = GraphFacts(len(graph.groups), graph.share(1), traced.held, unknown)
-    return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, training))
+    return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images))
 
 
 # ---- plan: everything loaded, one minibatch timed
@@ -240,9 +247,12 @@ class Plan:
     method: str
     steps: int
     gradients: int
-    """Gradients of a minibatch, on both sides together."""
+    """Gradients of a minibatch, on both sides together; `auto` takes them only if it has to match."""
+    forwards: float
+    """Minibatches that only go forward."""
     control_steps: int
     finetune_steps: int
+    relation: RelationFacts
     compressed: bool
     memory: int
     """Bytes that the process will need at most: what one minibatch needed, and what the steps add to that."""
@@ -252,7 +262,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
-        return {"format": PLAN_FORMAT, **vars(self), "held": list(self.held), "notes": list(self.notes)}
+        return {"format": PLAN_FORMAT, **asdict(self)}
 
 
 def plan(
@@ -278,7 +288,7 @@ def plan(
         inputs.gradients(run, grad_batches=1)(problem.target, 1)
         each = time.perf_counter() - began
     steps, train = problem.trajectory.steps, len(inputs.data.train)
-    price = price_port(chosen, train, steps=steps, asked=given.asked(chosen))
+    price = price_port(chosen, count_images(inputs), steps=steps, asked=given.asked(chosen))
     return Plan(
         architecture=inputs.target.architecture,
         parameters=inputs.size,
@@ -292,26 +302,21 @@ def plan(
         method=given.asked(chosen).method,
         steps=steps,
         gradients=price.gradients,
+        forwards=price.forwards,
         control_steps=price.alternative,
         finetune_steps=chosen.finetune.total_steps(train),
+        relation=inputs.relation,
         compressed=problem.options.compression is not None,
-        memory=_estimate_memory(contest),
-        seconds=each * (price.total + _FORWARD * _count_forwards(inputs, steps, price)),
+        memory=_estimate_memory(contest, price),
+        seconds=each * price.total,
         notes=(*inputs.comparison.notes, *inputs.data.notes),
     )
 
 
-def _count_forwards(inputs: Inputs, steps: int, price: Price) -> float:
-    """Forward passes of a minibatch: for BatchNorm and validation at each step, and for the tests at the end."""
-    data, options = inputs.data, inputs.recipe.port
-    per_step = options.bn_batches + len(data.validation) / options.batch_size
-    return price.courses * steps * per_step + price.models * len(data.test) / options.batch_size
-
-
-def _estimate_memory(contest: Contest) -> int:
+def _estimate_memory(contest: Contest, price: Price) -> int:
     """The peak so far, with everything loaded and the gradient of a minibatch taken, and what comes on top of it."""
     inputs, problem, port = contest.inputs, contest.problem, contest.recipe.port
-    searches = find_contender(inputs.given.asked(contest.recipe).method).gradients(1) > 0
+    searches = price.gradients > 0
     cache = BatchCache(inputs.preprocess.input_size, limit=STEP_IMAGES)
     images = cache.size(port.grad_batches * port.batch_size)
     others = images - cache.size(port.batch_size) if images <= cache.limit and searches else 0

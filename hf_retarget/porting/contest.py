@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from hf_retarget.contenders import AFTER, PORT, Contender, find_contender
-from hf_retarget.errors import PortError
+from hf_retarget.contenders import AFTER, AUTO, PORT, Contender
+from hf_retarget.data import Split
+from hf_retarget.document import RelationFacts
+from hf_retarget.errors import ModelError, PortError
+from hf_retarget.evaluation.refit import HEAD_IMAGES, Fitted, fit_head
 from hf_retarget.evaluation.scorer import Score, Scorer
+from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
 from hf_retarget.graph import Permutation, load_permutation
 from hf_retarget.matching.problem import Problem
-from hf_retarget.porting.cost import Price, price_port
+from hf_retarget.porting.cost import FEW, Price, count_images, price_port
 from hf_retarget.porting.inputs import Inputs, Traced, trace_model
 from hf_retarget.porting.makers import Declined, Made
-from hf_retarget.porting.resume import Workplace
-from hf_retarget.porting.verdict import Compared, judge_port
+from hf_retarget.porting.resume import Track, Workplace
+from hf_retarget.porting.verdict import judge_port, paired_error
 from hf_retarget.recipe import Recipe
 from hf_retarget.run import Run
 
@@ -28,16 +33,28 @@ class Entry:
     role: str
     made: Made
     test: Score
+    also: Score | None = None
+    """On the second set of images."""
+    images: int = 0
+    """Images that went forward to make it, without those that the tuned model answered for all."""
 
 
 class Contest:
     """All that a contender may use, and those that have entered."""
 
     def __init__(self, inputs: Inputs, run: Run, place: Workplace) -> None:
-        self.inputs, self.run, self.place = inputs, run, place
-        self.scorer = Scorer(inputs.model, inputs.data, inputs.classes, inputs.recipe.port, run)
+        self.run, self.place, recipe = run, place, inputs.recipe
+        self.scorer = Scorer(inputs.model, inputs.data, inputs.classes, recipe.port, run)
+        self.teacher = Teacher(self.scorer, inputs.tuned.in_float32())
+        if not inputs.data.labelled or recipe.port.targets == "teacher":
+            data = answer_for_labels(inputs.data, self.teacher, test=not inputs.data.labelled)
+            inputs = replace(inputs, data=data)
+            self.scorer = self.teacher.scorer = Scorer(inputs.model, data, inputs.classes, recipe.port, run)
+        self.inputs = inputs
         self.entries: list[Entry] = []
         self.notes: list[str] = []
+        self.courses: dict[str, dict[str, Track]] = {}
+        """Steps that several contenders share, by name."""
         self.role = PORT
         """That of the contender which is entering."""
 
@@ -45,6 +62,78 @@ class Contest:
     def recipe(self) -> Recipe:
         """What to do."""
         return self.inputs.recipe
+
+    @property
+    def relation(self) -> RelationFacts:
+        """How the bases are related."""
+        return self.inputs.relation
+
+    def note(self, words: str) -> None:
+        """Say something that belongs into the result."""
+        self.notes.append(words)
+        self.run.progress.say(words)
+
+    # ---- images and targets
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether there are too few validation images to choose among contenders on them alone."""
+        data = self.inputs.data
+        alike = data.validation.rows is data.train.rows
+        return self.recipe.port.method == AUTO and len(data.validation) < FEW and alike
+
+    @cached_property
+    def chosen_by(self) -> Split:
+        """The images by which steps and contenders are chosen.
+
+        Where there are few validation images, training images, too: on those, a closed-form head is judged by what a
+        head fitted on all the others would answer.
+        """
+        data = self.inputs.data
+        if not self.is_small:
+            return data.validation
+        return data.train.join(data.validation, f"{data.name}, to choose by").take(HEAD_IMAGES, self.recipe.port.seed)
+
+    @cached_property
+    def _head_images(self) -> tuple[Split, ...]:
+        data, also, seed = self.inputs.data, self.inputs.also, self.recipe.port.seed
+        own = self.chosen_by if self.is_small else data.train.take(HEAD_IMAGES, seed)
+        own = replace(own, name=f"{data.name}, for heads")
+        if also is None or not self.inputs.given.also_data_fit:
+            return (own,)
+        return own, replace(also.train.take(HEAD_IMAGES, seed), name=f"{also.name}, for heads")
+
+    @cached_property
+    def kinds_of_targets(self) -> tuple[str, ...]:
+        """What heads and fine-tuning may aim at, to choose from."""
+        asked = self.recipe.port.targets
+        if not self.inputs.data.labelled:
+            return ("teacher",)
+        return ("labels", "teacher", "both") if asked == AUTO else (asked,)
+
+    @property
+    def targets(self) -> str:
+        """What gradients aim at. If nothing was asked for: labels, or what suited the new base's head best."""
+        head = self.find("head") if self.recipe.port.method == AUTO else None
+        return head.made.targets if head and len(self.kinds_of_targets) > 1 else self.kinds_of_targets[0]
+
+    def fit_head(self) -> Fitted:
+        """A closed-form head for the weights that are in the scorer."""
+        images = self._head_images
+        targets = {kind: [self.teacher.shares(each, kind) for each in images] for kind in self.kinds_of_targets}
+        by = None if self.is_small else self.chosen_by
+        try:
+            return fit_head(self.scorer, self.inputs.comparison.head, images, targets, by)
+        except ModelError as error:
+            raise Declined(str(error)) from error
+
+    @cached_property
+    def tuned_level(self) -> float:
+        """The accuracy of the tuned model on the images to choose by."""
+        self.scorer.load(self.inputs.tuned.in_float32())
+        return self.scorer.score(self.chosen_by).top1
+
+    # ---- matching
 
     @cached_property
     def traced(self) -> Traced:
@@ -58,10 +147,16 @@ class Contest:
             self.run.progress.say(str(unknown))
         return found
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether anything needed the permutation graph."""
+        return "traced" in vars(self)
+
     @cached_property
     def problem(self) -> Problem:
         """What is to be matched."""
-        return self.inputs.problem(self.traced.graph, self.run)
+        train = self.teacher.teach(self.inputs.data.train, self.targets)
+        return self.inputs.problem(self.traced.graph, self.run, train, self.targets)
 
     @cached_property
     def given_permutation(self) -> Permutation:
@@ -71,12 +166,19 @@ class Contest:
         graph.apply(permutation, {})  # raises an error if it belongs to another graph
         return permutation
 
+    # ---- who has entered
+
+    @property
+    def ports(self) -> list[Entry]:
+        """Those that may win."""
+        return [each for each in self.entries if each.role == PORT]
+
     @property
     def winner(self) -> Entry:
-        """The best of those that may win."""
-        if not (ports := [each for each in self.entries if each.role == PORT]):
-            raise PortError("no contender could be made; see the notes")
-        return max(ports, key=lambda each: each.made.rank)  # of equals the first
+        """The best of those that may win; of those that it does not clearly beat, the simplest."""
+        if not self.ports:
+            raise PortError(f"no contender could be made: {'; '.join(self.notes)}")
+        return choose_winner(self.ports)
 
     @property
     def result(self) -> Entry:
@@ -86,47 +188,50 @@ class Contest:
     @property
     def price(self) -> Price:
         """What the port cost, and what its alternatives may cost."""
-        asked = replace(self.inputs.given.asked(self.recipe), method=self.winner.contender.name)
-        return price_port(self.recipe, len(self.inputs.data.train), steps=len(self.winner.made.steps), asked=asked)
+        steps = max((len(each.made.steps) for each in self.ports if each.made.gradients), default=0)
+        steps = steps or max(len(each.made.steps) for each in self.ports)
+        asked, entered = self.inputs.given.asked(self.recipe), [each.contender for each in self.ports]
+        answered = self.teacher.images if asked.method == AUTO else 0
+        counts = count_images(self.inputs)
+        return price_port(self.recipe, counts, steps=steps, asked=asked, entered=entered, answered=answered)
 
     def find(self, name: str) -> Entry | None:
         """The contender of this name, if it entered."""
         return next((each for each in self.entries if each.contender.name == name), None)
 
     def enter(self, contender: Contender, role: str) -> None:
-        """Make a contender and score it on the test images. If one that cannot win fails, that is noted."""
+        """Make a contender and score it on the test images. If one that is not alone to win fails, that is noted."""
         self.role = role
+        before, answered, inputs = self.scorer.images, self.teacher.images, self.inputs
         try:
             made: Made = contender.resolve(contender.make)(self, contender)
+            images = self.scorer.images - before - self.teacher.images + answered
             self.scorer.load(made.weights)
-            test = self.scorer.score(self.inputs.data.test)
+            test = self.scorer.score(inputs.data.test)
+            also = self.scorer.score(inputs.also.test) if inputs.also else None
         except Declined as reason:
-            self.notes.append(str(reason))
+            if str(reason) and str(reason) not in self.notes:
+                self.note(str(reason))
             return
         except PortError as error:  # a loss that is NaN is a fact about a learning rate, and no reason to lose a port
-            if role == PORT:
+            if role == PORT and self.recipe.port.method != AUTO:
                 raise
-            self.notes.append(f"{contender.label} failed: {error}")
-            self.run.progress.say(self.notes[-1])
+            self.note(f"{contender.label} failed: {error}")
             return
         if role not in (PORT, AFTER):
             made = replace(made, weights={}, best=replace(made.best, weights={}) if made.best else None)
-        self.entries.append(Entry(contender, role, made, test))
+        self.entries.append(Entry(contender, role, made, test, also, images))
 
     def judge(self) -> str:
         """The verdict, in one line."""
-        port, result = self.winner, self.result
-        method = port.contender.without_matching
-        unmatched = self.find(method)
-        alternative = next((each for each in self.entries if each.contender.is_alternative), None)
-        return judge_port(
-            Compared(
-                port=port.test,
-                after=result.test if result is not port else None,
-                unmatched=unmatched.test if unmatched else None,
-                unmatched_method=find_contender(method).name,
-                alternative=alternative.test if alternative else None,
-                minibatches=alternative.made.gradients if alternative else 0,
-                control=self.recipe.port.control,
-            )
-        )
+        return judge_port(self.entries, self.winner, self.result, labelled=self.inputs.data.labelled)
+
+
+def choose_winner(ports: Sequence[Entry]) -> Entry:
+    """The best on validation; but where it leads a simpler one by no more than a paired standard error, the simpler."""
+    best = max(ports, key=lambda each: each.made.rank)
+    for each in sorted(ports, key=lambda each: each.contender.place):
+        lead = best.made.validation.top1 - each.made.validation.top1
+        if lead <= paired_error(best.made.validation, each.made.validation):
+            return each
+    return best

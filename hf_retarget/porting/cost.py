@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import nn
 
-from hf_retarget.contenders import AFTER, PORT, Asked, choose_contenders, find_contender
+from hf_retarget.contenders import AFTER, AUTO, FACTORS, PORT, Asked, Contender, Sizes, choose_contenders
+from hf_retarget.evaluation.batchnorm import has_batchnorm
+from hf_retarget.evaluation.refit import HEAD_IMAGES
 from hf_retarget.matching.objective import Compression
-from hf_retarget.porting.inputs import Given, choose_compression
+from hf_retarget.porting.inputs import Given, Inputs, choose_compression
 from hf_retarget.recipe import Recipe
 from hf_retarget.run import Run
 
@@ -23,8 +27,40 @@ _LOADED = 7
 """Three checkpoints, the model, a gradient and its sums in float64, in sizes of the model: what there is before a port
 begins to grow."""
 
-_GRADIENT = 3
+GRADIENT = 3
 """What a gradient costs, in forward passes."""
+
+
+FEW = 200
+"""Validation images below which `auto` chooses on training images, too."""
+
+SEARCH = 4 / 3
+"""What the search for the start and the rate of plain fine-tuning takes: four trials of a third each."""
+
+
+@dataclass(frozen=True)
+class ImageCounts:
+    """How many images there are for what, as far as that is known."""
+
+    train: int = 0
+    validation: int = 0
+    test: int = 0
+    has_batchnorm: bool = False
+
+    def sizes(self, recipe: Recipe, steps: int) -> Sizes:
+        """What goes forward in one contender."""
+        options, chosen_by = recipe.port, self.validation
+        head = min(self.train, HEAD_IMAGES) + chosen_by
+        if options.method == AUTO and self.validation < FEW and recipe.data.validation_split is None:
+            chosen_by = head = min(self.train + self.validation, HEAD_IMAGES)  # fitted and judged on the same images
+        reset = options.bn_batches * options.batch_size if self.has_batchnorm else 0
+        return Sizes(steps, chosen_by, reset, head, 1 if options.alpha else len(FACTORS))
+
+
+def count_images(inputs: Inputs) -> ImageCounts:
+    """How many images a port has."""
+    data = inputs.data
+    return ImageCounts(len(data.train), len(data.validation), len(data.test), has_batchnorm(inputs.model))
 
 
 @dataclass(frozen=True)
@@ -32,48 +68,68 @@ class Price:
     """In minibatches of the port (`port.batch_size`)."""
 
     gradients: int
-    """Of the port itself, on both sides together."""
+    """Of all that may win, on both sides together; steps that contenders share count once."""
+    forwards: float
+    """Of all that may win: minibatches that only go forward, each a third of a gradient."""
     after: int
     """Of the fine-tuning after the port."""
-    beside: int
-    """Gradients of the contenders that are compared with the port, without the alternative."""
+    beside: float
+    """Of the contenders that are compared with the port, without the alternative, in gradients."""
     alternative: int
-    """Steps of plain fine-tuning on as many images as the port and the fine-tuning after it see."""
-    courses: int
-    """Contenders that take steps, each scored on validation images at every step."""
-    models: int
-    """Contenders in all, each scored on the test images."""
+    """Steps of plain fine-tuning at the price of the port and the fine-tuning after it."""
+    test: float
+    """Minibatches of test images that go forward."""
 
     @property
-    def total(self) -> int:
-        """All minibatches that go forward and backward."""
-        return self.gradients + self.after + self.beside + self.alternative
+    def total(self) -> float:
+        """Everything, in gradients of a minibatch."""
+        paid = self.gradients + self.after + self.beside + (1 + SEARCH) * self.alternative
+        return paid + (self.forwards + self.test) / GRADIENT
 
 
-def price_port(recipe: Recipe, train_images: int, *, steps: int | None = None, asked: Asked | None = None) -> Price:
-    """The price of a port by a recipe on this many training images.
+def price_port(
+    recipe: Recipe,
+    images: ImageCounts,
+    *,
+    steps: int | None = None,
+    asked: Asked | None = None,
+    entered: Sequence[Contender] | None = None,
+    answered: int = 0,
+) -> Price:
+    """The price of a port by a recipe.
 
-    `steps` are those that were made, if not all of the recipe's; `asked` says which contenders enter.
+    `steps` are those that were made, if not all of the recipe's; `asked` says which contenders enter, and `entered`
+    which of those that may win did; `answered` are the images that the tuned model was asked about.
 
     Example:
-        >>> price_port(Recipe(), 1000)
-        Price(gradients=100, after=0, beside=50, alternative=100, courses=3, models=6)
+        >>> price = price_port(Recipe().override(**{"port.method": "fgmt"}), ImageCounts(1280, 256, 256))
+        >>> price.gradients, price.forwards, price.alternative
+        (100, 22.0, 108)
     """
     asked = asked or Given().asked(recipe)
     options, tuning = recipe.port, recipe.finetune
     entering = choose_contenders(asked)
-    made = options.steps if steps is None else steps
-    gradients = find_contender(asked.method).gradients(made) * options.grad_batches
-    after = -(-tuning.total_steps(train_images) * tuning.batch_size // options.batch_size)
+    may_win = [each for each, role in entering if role == PORT] if entered is None else list(entered)
     beside = [each for each, role in entering if role not in (PORT, AFTER)]
+    made = options.steps if steps is None else steps
+
+    def count(rows: Sequence[Contender], steps: int) -> tuple[int, float]:
+        courses = {each.course or each.name: each.gradients(steps) for each in rows if each.gradients(1)}
+        passes = sum(each.forwards(images.sizes(recipe, steps)) for each in rows)
+        return sum(courses.values()) * options.grad_batches, passes / options.batch_size
+
+    gradients, forwards = count(may_win, made)
+    forwards += answered / options.batch_size
+    others, looks = count(beside, options.steps)
+    after = -(-tuning.total_steps(images.train) * tuning.batch_size // options.batch_size)
     instead = any(each.is_alternative for each in beside)
     return Price(
         gradients=gradients,
+        forwards=forwards,
         after=after,
-        beside=sum(each.gradients(options.steps) for each in beside) * options.grad_batches,
-        alternative=gradients + after if instead else 0,
-        courses=1 + sum(each.is_method for each in beside),
-        models=len(entering) - bool(instead and not gradients + after),
+        beside=others + looks / GRADIENT,
+        alternative=math.ceil(gradients + forwards / GRADIENT + after) if instead else 0,
+        test=len(entering) * images.test / options.batch_size,
     )
 
 
@@ -99,11 +155,11 @@ class Cost:
 
 
 def estimate_cost(
-    model: nn.Module, input_size: tuple[int, int, int], recipe: Recipe, run: Run, train_images: int | None = None
+    model: nn.Module, input_size: tuple[int, int, int], recipe: Recipe, run: Run, images: ImageCounts | None = None
 ) -> Cost:
-    """Count what a port by this recipe would compute. The model needs no weights.
+    """Count what a port by this recipe would compute at most. The model needs no weights.
 
-    Fine-tuning in epochs is counted if the number of training images is known.
+    Fine-tuning in epochs and forward passes are counted if the numbers of images are known.
 
     Example:
         >>> from hf_retarget.models import empty_model
@@ -112,15 +168,15 @@ def estimate_cost(
     """
     options = recipe.port
     parameters = sum(each.numel() for each in model.parameters())
-    price = price_port(recipe, train_images or 0)
+    price = price_port(recipe, replace(images or ImageCounts(), has_batchnorm=has_batchnorm(model)))
     compression = choose_compression(options, options.steps, parameters)
-    searches = find_contender(options.method).gradients(1) > 0
+    searches = price.gradients > 0
     memory = _LOADED * 4 * parameters + estimate_growth(parameters, options.steps, compression, searches=searches)
     flops = count_flops(model, input_size)
     speed = seconds = None
     if flops is not None:
         speed = measure_speed(run.accelerator.device)
-        seconds = price.total * options.batch_size * _GRADIENT * flops / speed
+        seconds = price.total * options.batch_size * GRADIENT * flops / speed
     room = options.batch_size * prod(input_size) * 4
     return Cost(price.gradients, price.alternative, options.batch_size, memory, room, flops, speed, seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from hf_retarget.contenders import Asked
-from hf_retarget.data import Batch, BatchCache, ImageData, Preprocess, check_classes, choose_preprocess, load_data
+from hf_retarget.data import (
+    Batch,
+    BatchCache,
+    ImageData,
+    Preprocess,
+    Split,
+    check_classes,
+    choose_preprocess,
+    load_data,
+)
+from hf_retarget.document import RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError
 from hf_retarget.files import hash_file, hash_tensors, load_tensors
 from hf_retarget.graph import PermutationGraph, pin_tables
@@ -25,6 +35,7 @@ from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajecto
 from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import Heads, fit_heads, make_model
+from hf_retarget.models.relation import INDEPENDENT, measure_relation
 from hf_retarget.models.weights import find_not_finite
 from hf_retarget.recipe import PortOptions, Recipe
 from hf_retarget.run import Run, describe_environment
@@ -62,6 +73,10 @@ class Given:
     """Those of the fine-tuning, to port along them."""
     gradient_cache: str | Path | None = None
     """A folder for gradients of the old side, shared by ports of one fine-tuning to several bases."""
+    also_data: Any = None
+    """A second set of images, on which everything is scored, too: what the new base is better at."""
+    also_data_fit: bool = False
+    """Whether closed-form heads are fitted on its training images, too."""
 
     def complete(self, recipe: Recipe) -> Recipe:
         """The recipe that uses what is given; what it needs and does not have is an error.
@@ -111,8 +126,12 @@ class Inputs:
     model: nn.Module = field(repr=False)
     """A model of this architecture with the tuned model's classes, to compute with."""
     recipe: Recipe
+    relation: RelationFacts
+    """How the bases are related."""
     given: Given = field(default_factory=Given)
     tuned_target: Checkpoint | None = None
+    also: ImageData | None = None
+    """The second set of images."""
 
     @property
     def classes(self) -> int:
@@ -146,9 +165,9 @@ class Inputs:
             return CheckpointTrajectory(source, find_checkpoints(self.given.checkpoints))
         return LinearTrajectory(source, self.parameters(self.tuned.in_float32()), options.steps, options.schedule)
 
-    def gradients(self, run: Run, grad_batches: int | None = None) -> StepGradients:
-        """Gradients on the minibatches of each step: the same images for both sides."""
-        options, train = self.recipe.port, self.data.train
+    def gradients(self, run: Run, train: Split | None = None, grad_batches: int | None = None) -> StepGradients:
+        """Gradients on the minibatches of each step: the same images for both sides, those of `train` if given."""
+        options, train = self.recipe.port, train or self.data.train
         count = grad_batches or options.grad_batches
         cache = BatchCache(self.preprocess.input_size, limit=STEP_IMAGES)
 
@@ -169,8 +188,10 @@ class Inputs:
 
         return StepGradients(self.model, batches, count, options.micro_batch, run)
 
-    def problem(self, graph: PermutationGraph, run: Run) -> Problem:
-        """What is to be matched."""
+    def problem(
+        self, graph: PermutationGraph, run: Run, train: Split | None = None, targets: str = "labels"
+    ) -> Problem:
+        """What is to be matched, with gradients on the images of `train`, which have these targets."""
         options, real = self.recipe.port, self.tuned_target
         search = MatchOptions(
             seed=options.seed,
@@ -184,14 +205,14 @@ class Inputs:
             self.parameters(self.heads.source),
             self.parameters(self.heads.target),
             self.trajectory,
-            self.gradients(run),
+            self.gradients(run, train),
             search,
-            self._gradient_cache(run),
+            self._gradient_cache(run, targets),
             self.parameters(real.in_float32()) if real else None,
             run.progress,
         )
 
-    def _gradient_cache(self, run: Run) -> GradientCache | None:
+    def _gradient_cache(self, run: Run, targets: str) -> GradientCache | None:
         if self.given.gradient_cache is None:
             return None
         source, tuned = self.parameters(self.heads.source), self.parameters(self.tuned.in_float32())
@@ -203,6 +224,7 @@ class Inputs:
             **{name: getattr(self.recipe.port, name) for name in deciding},
             "architecture": self.tuned.architecture,
             "data": self.data.fingerprint,
+            "targets": targets,
             "precision": run.precision,
             ENVIRONMENT: describe_environment(),
         }
@@ -233,11 +255,42 @@ def load_inputs(
             raise DataError(
                 "a port chooses its best step on validation images, and there are none; set data.validation"
             )
+        if recipe.port.targets == "labels" and not data.labelled:
+            raise DataError(f"'{data.name}' has no labels to aim at; leave out --targets, or say --targets teacher")
+        also = _load_also(given.also_data, data, recipe, tuned, preprocess, run) if given.also_data else None
         heads = _fit_heads((source, tuned, target), comparison, recipe, given.initial_head)
         model = target.build(tuned.num_classes)
+        backbone = [name for name, _ in model.named_parameters() if name not in comparison.head]
+        relation = measure_relation(heads.source, tuned.in_float32(), heads.target, backbone)
+        if recipe.port.update < 1:
+            heads = _update_in_part(heads, relation, recipe.port)
         model.load_state_dict(heads.target)
         check_shapes(model, preprocess.input_size, tuned.num_classes)
-    return Inputs(source, tuned, target, comparison, heads, data, preprocess, model, recipe, given, real)
+    return Inputs(source, tuned, target, comparison, heads, data, preprocess, model, recipe, relation, given, real, also)
+
+
+def _load_also(
+    reference: Any, data: ImageData, recipe: Recipe, tuned: Checkpoint, preprocess: Preprocess, run: Run
+) -> ImageData:
+    """A second set of images with the same classes; data for a test only may have one split."""
+    options = replace(recipe.data, reference="", config=None, revision=None, limit=None)
+    found = load_data(reference, options, preprocess, model_labels=tuned.labels or data.labels, token=run.token)
+    check_classes(found.name, found.classes, found.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
+    return found
+
+
+def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions) -> Heads:
+    """The old base moved only part of the way to the new one, which then stands for the new base."""
+    if options.alpha is not None:
+        raise PortError("--update and --alpha are two dials of one line; give one of them")
+    if relation.word == INDEPENDENT:
+        raise PortError(
+            f"there is nothing between independent bases, so --update {options.update:g} has no meaning "
+            f"({relation.sentence}); leave it out"
+        )
+    moved = {name: torch.lerp(old, heads.target[name], options.update) if old.is_floating_point() else heads.target[name]
+             for name, old in heads.source.items()}  # fmt: skip
+    return replace(heads, target=moved)
 
 
 @dataclass(frozen=True)

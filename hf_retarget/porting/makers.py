@@ -1,32 +1,49 @@
-"""How contenders are made: steps along the trajectory, models kept as they are, and fine-tuning."""
+"""How contenders are made: models as they are, closed-form heads, lines, steps along the trajectory, and fine-tuning."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from hf_retarget.contenders import PORT, Contender
+from hf_retarget.contenders import FACTORS, PORT, Contender
 from hf_retarget.document import StepFigures
 from hf_retarget.errors import NotFiniteError, PortError
 from hf_retarget.evaluation.batchnorm import BatchNormReset
+from hf_retarget.evaluation.refit import Fitted, fit_head
 from hf_retarget.evaluation.scorer import Score
-from hf_retarget.graph import Permutation
+from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.matching.fit import measure_fit
-from hf_retarget.matching.methods import begin, run
+from hf_retarget.matching.methods import begin, fgmt, fgmt_sign
 from hf_retarget.matching.problem import State
 from hf_retarget.matching.trajectory import SCHEDULES, transplant
-from hf_retarget.porting.resume import BestStep, StepDiary
+from hf_retarget.models.relation import INDEPENDENT
+from hf_retarget.porting.resume import BestStep, StepDiary, Track
 from hf_retarget.recipe import TrainOptions
 from hf_retarget.training.loop import train_model
+from hf_retarget.words import percent
 
 if TYPE_CHECKING:
     from hf_retarget.porting.contest import Contest
+
+Tensors = Mapping[str, Tensor]
+
+CLOSE = 0.95
+"""Share of the tuned model's validation accuracy from which nothing more is matched between bases of one lineage: there,
+matching finds the identity, or moves neurons that should have stayed (docs/method.md)."""
+
+LEAD = 0.01
+"""By this much on validation images, whole steps have to be ahead of masked ones for a course to follow them."""
+
+_SETTLED = 2  # steps before a course decides between masked and whole ones
+_PILOT = 3  # a fine-tuning chooses its start, rate and targets on this part of its steps
+_RATES = (1 / 3, 3.0)  # learning rates that are tried, too, as factors of the recipe's
 
 _POINTS = 5  # of a validation curve, if the recipe does not say how often to evaluate
 _CHECKPOINTS = 5
@@ -45,18 +62,22 @@ class Made:
 
     weights: dict[str, Tensor] = field(repr=False)
     """The whole state dict."""
-    validation: float
-    """Accuracy on validation."""
+    validation: Score
+    """On the images that contenders are chosen by."""
     gradients: int = 0
     """Gradients of a minibatch that it took."""
     steps: tuple[StepFigures, ...] = ()
     best: BestStep | None = None
     curve: Curve = ()
+    detail: str = ""
+    """What was chosen for it, in words."""
+    targets: str = ""
+    """What its head was fitted to."""
 
     @property
     def rank(self) -> tuple[float, float]:
         """What the winner is chosen by: accuracy on validation, then the lower loss."""
-        return _rank(self.steps[self.best.step - 1]) if self.best else (self.validation, -math.inf)
+        return _rank(self.validation)
 
 
 # ---- models as they are
@@ -81,89 +102,241 @@ def keep_tuned_target(contest: Contest, contender: Contender) -> Made:
 
 def _keep(contest: Contest, weights: dict[str, Tensor]) -> Made:
     contest.scorer.load(weights)
-    return Made(weights, contest.scorer.score(contest.inputs.data.validation).top1)
+    return Made(weights, contest.scorer.score(contest.chosen_by))
+
+
+# ---- closed-form heads
+
+
+def refit_tuned(contest: Contest, contender: Contender) -> Made:
+    """The tuned model with its head refitted."""
+    return _refit(contest, contest.inputs.tuned.in_float32())
+
+
+def refit_source(contest: Contest, contender: Contender) -> Made:
+    """The old base with a closed-form head."""
+    return _refit_base(contest, contest.inputs.heads.source)
+
+
+def refit_target(contest: Contest, contender: Contender) -> Made:
+    """The new base with a closed-form head."""
+    return _refit_base(contest, contest.inputs.heads.target)
+
+
+def refit_entered(contest: Contest, contender: Contender) -> Made:
+    """A contender that has entered, with its head refitted."""
+    entered = contest.find(contender.refits)
+    if entered is None:
+        raise Declined("")  # its own reason has been given
+    made = _refit(contest, entered.made.weights)
+    best = replace(entered.made.best, weights=made.weights) if entered.made.best else None
+    detail = ", ".join(filter(None, (entered.made.detail or _name_step(entered.made), made.detail)))
+    return replace(made, gradients=entered.made.gradients, best=best, detail=detail)
+
+
+def _refit_base(contest: Contest, weights: dict[str, Tensor]) -> Made:
+    """With the statistics of BatchNorm that the base has or with new ones, whichever is better on validation."""
+    made = _refit(contest, weights)
+    contest.scorer.load(weights)
+    if not contest.scorer.reset_batchnorm().layers:
+        return made
+    other = _refit(contest, contest.scorer.weights())
+    if other.rank > made.rank:
+        return replace(other, detail=f"{other.detail}, BatchNorm re-estimated")
+    return made
+
+
+def _refit(contest: Contest, weights: dict[str, Tensor]) -> Made:
+    contest.scorer.load(weights)
+    found: Fitted = contest.fit_head()
+    words = {"labels": "head on labels", "teacher": "head on the tuned model's answers", "both": "head on both"}
+    return Made({**weights, **found.weights}, found.score, detail=words[found.targets], targets=found.targets)
+
+
+# ---- the naive line
+
+
+def follow_line(contest: Contest, contender: Contender) -> Made:
+    """The new base plus the fine-tuning, by several factors: parameters only, BatchNorm re-estimated for each."""
+    inputs, scorer = contest.inputs, contest.scorer
+    delta = inputs.trajectory.delta(inputs.trajectory.steps)
+    base = inputs.parameters(inputs.heads.target)
+    chosen = contest.recipe.port.alpha
+    steps, best = list[StepFigures](), None
+    for factor in contest.run.progress.track((chosen,) if chosen else FACTORS, contender.label):
+        before = dict(contest.run.clock.seconds)
+        scorer.load(inputs.heads.target, {name: base[name] + factor * delta[name] for name in base})
+        reset = scorer.reset_batchnorm()
+        score = scorer.score(contest.chosen_by)
+        seconds = contest.run.clock.since(before)
+        steps.append(StepFigures(len(steps) + 1, factor, score.top1, score.loss, seconds=seconds))
+        if best is None or _rank(score) > _rank(steps[best.step - 1]):
+            best = BestStep(len(steps), scorer.weights(), None, _describe_reset(reset), {})
+    assert best is not None
+    scorer.load(best.weights)
+    detail = f"factor {steps[best.step - 1].far:g}"
+    return Made(best.weights, scorer.score(contest.chosen_by), steps=tuple(steps), best=best, detail=detail)
 
 
 # ---- steps along the trajectory
 
+Advance = Callable[[State, Mapping[str, Track]], tuple[State, dict[str, Tensors]]]
+"""One step of a course: the state after it, and the weights that it offers, by track."""
+
 
 def follow_trajectory(contest: Contest, contender: Contender) -> Made:
     """Step by step: match, transplant, reset BatchNorm, score on validation; the best step counts."""
-    return _follow(contest, contender, None)
+    method = contender.resolve(contender.step)
+
+    def advance(state: State, tracks: Mapping[str, Track]) -> tuple[State, dict[str, Tensors]]:
+        after: State = method(contest.problem, state)
+        return after, {contender.name: after.weights}
+
+    return _make(contest, contender, _follow(contest, contender, contender.name, advance))
 
 
 def follow_given_permutation(contest: Contest, contender: Contender) -> Made:
     """The same with one permutation for all steps, which was found before."""
-    return _follow(contest, contender, contest.given_permutation)
+    problem, permutation = contest.problem, contest.given_permutation
+
+    def advance(state: State, tracks: Mapping[str, Track]) -> tuple[State, dict[str, Tensors]]:
+        delta = problem.trajectory.delta(state.step + 1)
+        weights = transplant(problem.target, delta, problem.graph, permutation)
+        return State(state.step + 1, permutation, weights, state.stacks), {contender.name: weights}
+
+    return _make(contest, contender, _follow(contest, contender, contender.name, advance))
 
 
-def _follow(contest: Contest, contender: Contender, permutation: Permutation | None) -> Made:
+def follow_course(contest: Contest, contender: Contender) -> Made:
+    """Masked and whole steps with one permutation: gradients are taken once for both.
+
+    They are taken along the masked steps until whole ones are ahead on validation images, and along those from then on.
+    """
+    if reason := _nothing_to_match(contest):
+        raise Declined(reason)
+    if contender.course not in contest.courses:
+        advance = partial(_advance_both, contest)
+        contest.courses[contender.course] = _follow(contest, contender, contender.course, advance)
+        masked, whole = (len(contest.courses[contender.course][name].steps) for name in ("matched", "whole"))
+        if masked < whole:
+            contest.note(f"whole steps were ahead of masked ones after step {masked}: gradients followed them from there")
+    return _make(contest, contender, contest.courses[contender.course])
+
+
+def _nothing_to_match(contest: Contest) -> str:
+    """Why matching is skipped; empty if it is not."""
+    free = [each for each in contest.entries if each.role == PORT]
+    if contest.relation.word == INDEPENDENT or not free:
+        return ""
+    best, tuned = max(each.made.validation.top1 for each in free), contest.tuned_level
+    if best < CLOSE * tuned:
+        return ""
+    return (
+        f"nothing was matched: the bases are of one lineage, and without gradients {percent(best)} of the validation "
+        f"images are right, at least {CLOSE:.0%} of the tuned model's {percent(tuned)}"
+    )
+
+
+def _advance_both(contest: Contest, state: State, tracks: Mapping[str, Track]) -> tuple[State, dict[str, Tensors]]:
+    problem = contest.problem
+
+    def carry(state: State) -> dict[str, Tensor]:
+        return transplant(problem.target, problem.trajectory.delta(state.step), problem.graph, state.permutation)
+
+    if _prefers_whole(tracks):
+        after = fgmt(problem, replace(state, weights=carry(state)))
+        return after, {"whole": after.weights}
+    after = fgmt_sign(problem, state)
+    return after, {"matched": after.weights, "whole": carry(after)}
+
+
+def _prefers_whole(tracks: Mapping[str, Track]) -> bool:
+    masked, whole = (tracks[name].steps if name in tracks else [] for name in ("matched", "whole"))
+    if len(masked) < len(whole):
+        return True  # it has been decided
+    return len(whole) >= _SETTLED and whole[-1].top1 - masked[-1].top1 > LEAD
+
+
+def _follow(contest: Contest, contender: Contender, course: str, advance: Advance) -> dict[str, Track]:
     problem, progress = contest.problem, contest.run.progress
     options, total = contest.recipe.port, problem.trajectory.steps
-    diary = _open_diary(contest, contender)
+    diary = _open_diary(contest, contender, course)
     kept = diary.read() if diary else None
-    state, history, best = kept if kept else (None, [], None)
-    if history:
-        progress.say(f"continuing the port after step {len(history)} of {total}")
-    states = run(contender.name, problem, state) if permutation is None else _carry(contest, permutation, state)
-    left, warned = range(len(history) + 1, total + 1), set[str]()
+    state, tracks = kept if kept else (begin(problem), dict[str, Track]())
+    if state.step:
+        progress.say(f"continuing the port after step {state.step} of {total}")
+    left, warned = range(state.step + 1, total + 1), set[str]()
     for step in progress.track(left, contender.label, len(left)):
-        if _stalled(history, options.early_stop):
+        if tracks and all(_stalled(each.steps, options.early_stop) for each in tracks.values()):
             break
         before = dict(contest.run.clock.seconds)
-        with _naming_step(step, best):
+        with _naming_step(step, tracks):
             with contest.run.clock.stage("matching"), warnings.catch_warnings(record=True) as caught:
-                state = next(states)
+                state, offered = advance(state, tracks)
             # With a zero head, the first gradients are zero but for those of the head itself: nothing to warn of.
             for words in {str(each.message) for each in caught if step > 1} - warned:
                 progress.say(words)
                 warned.add(words)
-            contest.scorer.load(contest.inputs.heads.target, state.weights)
-            reset = contest.scorer.reset_batchnorm()
-            score = contest.scorer.score(contest.inputs.data.validation)
-        figures = _describe_step(contest, state, score, before)
-        history.append(figures)
-        if best is None or _rank(figures) > _rank(history[best.step - 1]):
-            fit = asdict(measure_fit(state.stacks, state.permutation))
-            best = BestStep(step, contest.scorer.weights(), state.permutation, _describe_reset(reset), fit)
+            for name, weights in offered.items():
+                _add_step(contest, tracks.setdefault(name, Track()), state, weights, before)
+                before = dict(contest.run.clock.seconds)
         if diary:
-            diary.write(state, history, best)
+            diary.write(state, tracks)
         if contest.role == PORT:
-            progress.row(*_describe_row(figures, total, history[best.step - 1]))
-    if best is None:
+            ahead = max((tracks[name] for name in offered), key=lambda each: _rank(each.steps[-1]))
+            progress.row(*_describe_row(ahead, total))
+    if not tracks:
         raise PortError("the trajectory has no steps; a port needs at least one")
-    spent = [contender.gradients(each.step) * options.grad_batches for each in history]
-    curve = tuple((options.batch_size * at, each.top1) for at, each in zip(spent, history, strict=True) if at)
-    return Made(best.weights, history[best.step - 1].top1, spent[-1], tuple(history), best, curve)
+    return tracks
 
 
-def _open_diary(contest: Contest, contender: Contender) -> StepDiary | None:
+def _add_step(contest: Contest, track: Track, state: State, weights: Tensors, before: dict[str, float]) -> None:
+    scorer = contest.scorer
+    scorer.load(contest.inputs.heads.target, weights)
+    reset = scorer.reset_batchnorm()
+    score = scorer.score(contest.chosen_by)
+    track.steps.append(_describe_step(contest, state, score, before))
+    if track.best is None or _rank(score) > _rank(track.steps[track.best.step - 1]):
+        fit = asdict(measure_fit(state.stacks, state.permutation))
+        track.best = BestStep(state.step, scorer.weights(), state.permutation, _describe_reset(reset), fit)
+
+
+def _make(contest: Contest, contender: Contender, tracks: Mapping[str, Track]) -> Made:
+    track, options = tracks[contender.name], contest.recipe.port
+    assert track.best is not None
+    taken = max(len(each.steps) for each in tracks.values())
+    spent = [contender.gradients(each.step) * options.grad_batches for each in track.steps]
+    curve = tuple((options.batch_size * at, each.top1) for at, each in zip(spent, track.steps, strict=True) if at)
+    contest.scorer.load(track.best.weights)
+    score = contest.scorer.score(contest.chosen_by)
+    gradients = contender.gradients(taken) * options.grad_batches
+    return Made(track.best.weights, score, gradients, tuple(track.steps), track.best, curve)
+
+
+def _name_step(made: Made) -> str:
+    return f"step {made.best.step}" if made.best else ""
+
+
+def _open_diary(contest: Contest, contender: Contender, course: str) -> StepDiary | None:
     if contest.place.out is None or (contest.role != PORT and not contender.gradients(1)):
         return None  # what costs no gradients is computed again
-    return StepDiary(contest.place.hidden, contender.name, contest.problem.graph, contest.run)
-
-
-def _carry(contest: Contest, permutation: Permutation, state: State | None) -> Iterator[State]:
-    problem = contest.problem
-    state = begin(problem) if state is None else state
-    for step in range(state.step + 1, problem.trajectory.steps + 1):
-        weights = transplant(problem.target, problem.trajectory.delta(step), problem.graph, permutation)
-        yield State(step, permutation, weights, state.stacks)
+    return StepDiary(contest.place.hidden, course, contest.problem.graph, contest.run)
 
 
 @contextmanager
-def _naming_step(step: int, best: BestStep | None) -> Iterator[None]:
+def _naming_step(step: int, tracks: Mapping[str, Track]) -> Iterator[None]:
     """Say at which step something became NaN, and up to where all was well."""
     try:
         yield
     except NotFiniteError as error:
+        best = next((each.best for each in tracks.values() if each.best), None)
         good = f"; all was well up to step {step - 1} (the best was step {best.step})" if best else ""
         raise NotFiniteError(
             f"step {step}: {error}{good}. Take smaller steps (--steps), or stop before (--early-stop)"
         ) from error
 
 
-def _rank(figures: StepFigures) -> tuple[float, float]:
+def _rank(figures: StepFigures | Score) -> tuple[float, float]:
     loss = figures.loss
     return figures.top1, -loss if loss is not None and math.isfinite(loss) else -math.inf
 
@@ -198,8 +371,10 @@ def _describe_reset(reset: BatchNormReset) -> dict[str, Any]:
     return {"layers": reset.layers, "batches": reset.batches, "statistics": layers}
 
 
-def _describe_row(figures: StepFigures, steps: int, best: StepFigures) -> tuple[dict[str, str], str]:
+def _describe_row(track: Track, steps: int) -> tuple[dict[str, str], str]:
     """The row of a growing table, and the line for those who have no terminal."""
+    figures = track.steps[-1]
+    best = track.steps[track.best.step - 1] if track.best else figures
     better, seconds = best is figures, sum(figures.seconds.values())
     cells = {
         "step": f"{figures.step} of {steps}",
@@ -216,38 +391,114 @@ def _describe_row(figures: StepFigures, steps: int, best: StepFigures) -> tuple[
 # ---- fine-tuning
 
 
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """One way to fine-tune: from which weights, at which rate, aiming at what."""
+
+    name: str
+    weights: dict[str, Tensor] = field(repr=False)
+    lr: float
+    targets: str
+
+    @property
+    def detail(self) -> str:
+        aim = {"labels": "", "teacher": ", after the tuned model", "both": ", after labels and the tuned model"}
+        return f"lr {self.lr:g}{aim[self.targets]}"
+
+
 def train_on(contest: Contest, contender: Contender) -> Made:
-    """Fine-tune the winner, as the recipe says."""
+    """Fine-tune the winner, as the recipe says, on the targets that validation images prefer."""
+    options = contest.recipe.finetune
     spent = contest.recipe.port.batch_size * contest.winner.made.gradients
-    return _train(contest, contender, contest.winner.made.weights, contest.recipe.finetune, spent)
+    start = contest.winner.made.weights
+    kinds = contest.kinds_of_targets
+    ways = [_Way(f"{contender.name}-{kind}", start, options.lr, kind) for kind in kinds]
+    return _train(contest, contender, ways, options, spent)
 
 
 def train_plainly(contest: Contest, contender: Contender) -> Made:
-    """Fine-tune the new base on as many images as the port and the fine-tuning after it saw."""
+    """Fine-tune the new base on as many images as the port and the fine-tuning after it saw, as well as can be.
+
+    It starts from the better of two heads, at the best of three rates; the search for both is not charged to it.
+    """
     recipe, price = contest.recipe, contest.price
     if not price.alternative:
-        raise Declined("no control: this port took no gradients, so plain fine-tuning had none to take")
+        raise Declined("no control: this port cost nothing, so plain fine-tuning had nothing to spend")
     options = replace(recipe.finetune, steps=price.alternative, epochs=0.0, batch_size=recipe.port.batch_size)
-    return _train(contest, contender, contest.inputs.heads.target, options, 0)
+    targets = contest.kinds_of_targets[0]  # labels, where there are any
+    way = _Way("plain-zero", contest.inputs.heads.target, options.lr, targets)
+    starts, fitted = [way], contest.find("head")
+    if fitted is not None:
+        starts.append(replace(way, name="plain-head", weights=fitted.made.weights))
+    return _train(contest, contender, starts, options, 0)
 
 
-def _train(
-    contest: Contest, contender: Contender, weights: dict[str, Tensor], options: TrainOptions, spent: int
-) -> Made:
-    scorer, data, name = contest.scorer, contest.inputs.data, contender.name
-    steps = options.total_steps(len(data.train))
+def _train(contest: Contest, contender: Contender, ways: Sequence[_Way], options: TrainOptions, spent: int) -> Made:
+    """Fine-tune in the best of several ways: each is tried on a part of the steps, and validation images choose."""
+    steps = options.total_steps(len(contest.inputs.data.train))
+    short, whole = replace(options, steps=steps // _PILOT, epochs=0.0), replace(options, steps=steps, epochs=0.0)
+    with contest.run.clock.stage(f"{contender.name}: search"):
+        way, rank = _try(contest, ways, short)
+        if contender.is_alternative:
+            faster = [replace(way, name=f"{way.name}-{each:.2g}", lr=way.lr * each) for each in _RATES]
+            other, better = _try(contest, faster, short)
+            way = other if better > rank else way
+    with contest.run.clock.stage(contender.name):
+        made = _pursue(contest, replace(way, name=contender.name), whole)
+    curve = tuple((float(spent + options.batch_size * at), value) for at, value in made.curve)
+    return replace(made, curve=curve, detail=f"{steps:,} minibatches, {way.detail}")
+
+
+def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple[_Way, tuple[float, float]]:
+    """The best of several ways to fine-tune; the first, if there is too little to try them on."""
+    best, highest = ways[0], (-math.inf, -math.inf)
+    if options.steps < _PILOT:
+        return best, highest
+    for way in ways:
+        try:
+            rank = _pursue(contest, replace(way, name=f"{way.name}-trial"), options).rank
+        except NotFiniteError:  # a rate that is too high is a bad one
+            continue
+        if rank > highest:
+            best, highest = way, rank
+    return best, highest
+
+
+def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
+    """Fine-tune in one way; BatchNorm is re-estimated before each score, and the best of the scored steps counts."""
+    scorer, place = contest.scorer, contest.place
     options = replace(
         options,
-        evaluate_every=options.evaluate_every or -(-steps // _POINTS),
-        checkpoint_every=options.checkpoint_every or -(-steps // _CHECKPOINTS),
+        lr=way.lr,
+        evaluate_every=options.evaluate_every or -(-options.steps // _POINTS),
+        checkpoint_every=options.checkpoint_every or -(-options.steps // _CHECKPOINTS),
     )
-    scorer.load(weights)
+    checkpoint = place.hidden / f"{way.name}.training.safetensors" if place.out else None
+    store = place.hidden / f"{way.name}.best.safetensors" if place.out else None
+    best: tuple[float, float, int] | None = None
+    weights = dict(way.weights)
+    if store is not None and store.exists():
+        try:
+            weights, about = load_tensors(store)
+            best = about["top1"], about["loss"], about["step"]
+            weights = {name: weights[name] for name in way.weights}
+        except (OSError, KeyError):
+            best = None
+    contest.run.accelerator.wait_for_everyone()
 
     def score(model: nn.Module, step: int) -> float:
-        return scorer.score(data.validation).top1
+        nonlocal best, weights
+        scorer.reset_batchnorm()
+        found = scorer.score(contest.chosen_by)
+        rank = (*_rank(found), step)
+        if best is None or rank[:2] > best[:2]:
+            best, weights = rank, scorer.weights()
+            if store is not None and contest.run.is_main:
+                save_tensors(store, weights, {"top1": rank[0], "loss": rank[1], "step": step})
+        return found.top1
 
-    with contest.run.clock.stage(name):
-        checkpoint = contest.place.hidden / f"{name}.training.safetensors" if contest.place.out else None
-        history = train_model(scorer.model, data.train, options, contest.run, checkpoint=checkpoint, score=score)
-    curve = tuple((float(spent + options.batch_size * step), value) for step, value in history.scores)
-    return Made(scorer.weights(), history.scores[-1][1], steps, curve=curve)
+    scorer.load(way.weights)
+    train = contest.teacher.teach(contest.inputs.data.train, way.targets)
+    history = train_model(scorer.model, train, options, contest.run, checkpoint=checkpoint, score=score)
+    scorer.load(weights)
+    return Made(weights, scorer.score(contest.chosen_by), options.steps, curve=history.scores)

@@ -37,6 +37,8 @@ class PortArguments(RunArguments, PlaceArguments, total=False):
     initial_head: str | Path | Mapping[str, Tensor] | None
     checkpoints: Checkpoints | None
     gradient_cache: str | Path | None
+    also_data: Any
+    also_data_fit: bool
     dtype: str | None
 
 
@@ -60,6 +62,8 @@ def port(
     - `permutation`: one that was found before (also the folder of a port); no gradients are taken.
     - `tuned_target`: the real fine-tuning of the new base, to compare with. `initial_head`: the head that the
       fine-tuning started with. `checkpoints`: those of the fine-tuning, to port along them.
+    - `also_data`: a second set of images (noisy ones, another camera), on which everything is scored, too;
+      `also_data_fit`: closed-form heads are fitted on its training images, too.
     - `gradient_cache`: a folder that keeps gradients of the old side for ports to other bases.
     - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
     - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`, `progress`: where and how it runs.
@@ -99,7 +103,8 @@ def describe_run(contest: Contest, dtype: torch.dtype | None) -> dict[str, Any]:
         "data": inputs.data.fingerprint,
         "port": asdict(recipe.port),
         "finetune": asdict(recipe.finetune),
-        "graph": contest.traced.graph.fingerprint[:20],
+        "also": inputs.also.fingerprint if inputs.also else None,
+        "also_fit": given.also_data_fit,
         "permutation": hash_tensors(contest.given_permutation.indices)[:20] if given.permutation is not None else None,
         "checkpoints": inputs.checkpoint_hashes,
         "precision": contest.run.precision,
@@ -111,7 +116,8 @@ def describe_run(contest: Contest, dtype: torch.dtype | None) -> dict[str, Any]:
 
 def _introduce(contest: Contest) -> None:
     inputs = contest.inputs
-    for note in (*inputs.comparison.notes, *inputs.data.notes, f"head: {inputs.heads.policy} ({inputs.heads.why})"):
+    head = f"head: {inputs.heads.policy} ({inputs.heads.why})"
+    for note in (*inputs.comparison.notes, *inputs.data.notes, head, f"bases: {inputs.relation.sentence}"):
         contest.run.progress.say(note)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 import tempfile
 import warnings
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hf_retarget.contenders import AFTER, BESIDE, PORT
-from hf_retarget.data import Split
+from hf_retarget.data import ImageData, Split
 from hf_retarget.data.batches import derive_seed
 from hf_retarget.document import (
     FORMAT,
@@ -32,6 +33,7 @@ from hf_retarget.document import (
     parse_document,
 )
 from hf_retarget.errors import PortError
+from hf_retarget.evaluation.scorer import Score
 from hf_retarget.files import to_json, write_json, write_text
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.inspection import draw_fit
@@ -42,6 +44,7 @@ from hf_retarget.names import PORT as PORT_FILE
 from hf_retarget.porting.contest import Contest, Entry
 from hf_retarget.porting.inputs import Inputs
 from hf_retarget.porting.resume import Workplace
+from hf_retarget.porting.verdict import count_flips
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.publish.card import write_port_card
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path
@@ -49,6 +52,7 @@ from hf_retarget.recipe import Recipe
 from hf_retarget.report import compose_report
 from hf_retarget.run import Run, in_main_process, list_versions, peak_memory
 from hf_retarget.untrusted import parse_json
+from hf_retarget.words import percent
 
 CURVE = "figures/curve.png"
 """The picture for the card, if there is one in the folder."""
@@ -58,6 +62,7 @@ KINDS = ("only ours", "only theirs", "neither", "both")
 
 _SIDE = 112  # pixels of a thumbnail, at most
 _SMALL = 4096  # bytes up to which a thumbnail is kept exactly
+_MOST_FLIPPED = 1000
 _RULE = "as many of each kind as there are, up to a share; within a kind drawn at random with the seed of the port"
 
 
@@ -69,12 +74,12 @@ class PortResult:
     """The ported model on the CPU, ready to use; fine-tuned on if the recipe says so."""
     weights: dict[str, Tensor] = field(repr=False)
     """Its state dict, in float32."""
-    permutation: Permutation
-    """That of the best step: also good for other fine-tunings between the same two bases."""
+    permutation: Permutation | None
+    """That of the best step, also good for other fine-tunings between the same two bases; None if nothing was matched."""
     document: PortDocument = field(repr=False)
     """What port.json holds."""
     recipe: Recipe = field(repr=False)
-    graph: PermutationGraph = field(repr=False)
+    graph: PermutationGraph | None = field(repr=False)
     inputs: Inputs = field(repr=False)
     dtype: torch.dtype | None = None
     """What the weights are stored as; as those of the new base if None."""
@@ -130,8 +135,9 @@ class PortResult:
             config=asdict(inputs.preprocess),
         )
         try:
-            self.permutation.save(folder / PERMUTATION)
-            self.graph.save(folder / GRAPH)
+            if self.permutation is not None and self.graph is not None:
+                self.permutation.save(folder / PERMUTATION)
+                self.graph.save(folder / GRAPH)
             publish_recipe(self.recipe, folder / RECIPE)
             write_json(folder / PORT_FILE, self.document.to_json())
             self._write_report(folder)
@@ -154,7 +160,9 @@ class PortResult:
             warnings.warn(f"the report lacks a part: {problem}", stacklevel=2)
         report.save(folder)
 
-    def _draw_graph(self) -> str:
+    def _draw_graph(self) -> str | None:
+        if self.graph is None:
+            return None
         groups = self.document.matching.get("groups", ())
         gains = {each["name"]: each["after"] - each["before"] for each in groups if each["after"] is not None}
         notes = {
@@ -174,10 +182,10 @@ def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]
     return PortResult(
         model=contest.scorer.model.cpu().eval(),
         weights=result.made.weights,
-        permutation=best.permutation if best else contest.traced.graph.identity(),
+        permutation=best.permutation if best else None,
         document=compose_document(contest, samples, key),
         recipe=contest.recipe,
-        graph=contest.traced.graph,
+        graph=contest.traced.graph if contest.is_traced else None,
         inputs=contest.inputs,
         dtype=dtype,
         thumbnails=thumbnails,
@@ -209,23 +217,21 @@ def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, A
         version=versions["hf-retarget"],
         verdict=contest.judge(),
         winner=winner.contender.name,
-        contenders=tuple(_describe_entry(each) for each in contest.entries),
+        contenders=tuple(_describe_entry(each, contest) for each in contest.entries),
         steps_planned=inputs.trajectory.steps,
         models=_describe_models(inputs),
-        data=DataFacts(
-            name=data.name,
-            classes=inputs.classes,
-            images={name: len(getattr(data, name)) for name in ("train", "validation", "test")},
-            fingerprint=data.fingerprint,
-            location=identify(contest.recipe.data.reference),
-            revision=data.revision,
-            labels=inputs.labels,
-            preprocess=asdict(inputs.preprocess),
-        ),
+        data=_describe_data(inputs, data, contest.recipe.data.reference),
+        also=_describe_data(inputs, inputs.also, str(inputs.given.also_data)) if inputs.also else None,
         recipe=contest.recipe.to_dict(),
         head={"policy": inputs.heads.policy, "why": inputs.heads.why, "tensors": list(inputs.comparison.head)},
         graph=_describe_graph(contest),
-        permutation=PermutationFacts(best.permutation.moved if best else 0.0, given is not None, _name_origin(given)),
+        permutation=PermutationFacts(
+            best.permutation.moved if best and best.permutation else 0.0, given is not None, _name_origin(given)
+        ),
+        relation=inputs.relation,
+        targets=contest.targets,
+        labelled=data.labelled,
+        flipped=_list_flipped(contest),
         matching=best.fit if best else {},
         batchnorm=best.batchnorm if best else {},
         samples=samples,
@@ -235,7 +241,7 @@ def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, A
             "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
         },
-        notes=(*inputs.comparison.notes, *data.notes, *data.broken_notes, *contest.notes),
+        notes=(*inputs.comparison.notes, *data.notes, *data.broken_notes, *contest.notes, *_warn_of_seen(contest)),
         seconds={name: round(value, 3) for name, value in run.clock.seconds.items()},
         memory=dict(run.clock.memory),
         peak_memory=peak_memory(),
@@ -247,22 +253,72 @@ def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, A
     return parse_document(shorten_all(parse_json(to_json(document.to_json()))))
 
 
-def _describe_entry(entry: Entry) -> ContenderFigures:
-    made, score = entry.made, entry.test
+def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
+    made, tuned = entry.made, contest.find("tuned")
     in_detail = entry.role in (PORT, AFTER) or entry.contender.is_alternative
-    test = ScoreFigures(
-        score.top1, score.top5, score.loss, score.count, score.per_class, score.confusion if in_detail else None
-    )
+    refitted = contest.find(entry.contender.refits)
+    images = entry.images + (refitted.images if refitted else 0)
     return ContenderFigures(
         name=entry.contender.name,
         role=entry.role,
         gradients=made.gradients,
-        validation=made.validation,
-        test=test,
-        best_step=made.best.step if made.best else None,
+        validation=made.validation.top1,
+        test=_describe_score(entry.test, in_detail),
+        forwards=0.0 if made.curve and not made.steps else images / contest.recipe.port.batch_size,
+        detail=made.detail,
+        also=_describe_score(entry.also, False) if entry.also else None,
+        flips=count_flips(tuned.test, entry.test) if tuned and entry is not tuned else None,
+        best_step=made.best.step if made.best and made.steps else None,
         steps=made.steps,
         curve=made.curve,
     )
+
+
+def _describe_score(score: Score, in_detail: bool) -> ScoreFigures:
+    confusion = score.confusion if in_detail else None
+    return ScoreFigures(score.top1, score.top5, score.loss, score.count, score.per_class, confusion)
+
+
+def _describe_data(inputs: Inputs, data: ImageData, reference: str) -> DataFacts:
+    return DataFacts(
+        name=data.name,
+        classes=inputs.classes,
+        images={name: len(getattr(data, name)) for name in ("train", "validation", "test")},
+        fingerprint=data.fingerprint,
+        location=identify(reference),
+        revision=data.revision,
+        labels=inputs.labels,
+        preprocess=asdict(inputs.preprocess),
+    )
+
+
+def _list_flipped(contest: Contest) -> dict[str, tuple[int, ...]]:
+    """The numbers of the test images on which the result and the tuned model differ."""
+    tuned, test = contest.find("tuned"), contest.inputs.data.test
+    if tuned is None:
+        return {}
+    read = [number for number in range(len(test)) if number not in test.broken]
+    pairs = list(zip(read, tuned.test.right, contest.result.test.right, strict=True))
+    return {
+        "negative": tuple(number for number, before, after in pairs if before and not after)[:_MOST_FLIPPED],
+        "positive": tuple(number for number, before, after in pairs if after and not before)[:_MOST_FLIPPED],
+    }
+
+
+def _warn_of_seen(contest: Contest) -> list[str]:
+    """If the tuned model knows the validation images better than the test images, it has probably trained on them."""
+    tuned = contest.find("tuned")
+    if tuned is None or not contest.inputs.data.labelled or contest.recipe.port.targets == "teacher":
+        return []
+    seen, new = tuned.made.validation, tuned.test
+    error = math.sqrt(sum(each.top1 * (1 - each.top1) / each.count for each in (seen, new)))
+    if seen.top1 - new.top1 <= 2 * error:
+        return []
+    return [
+        f"the tuned model has {percent(seen.top1)} of the images to choose by right, and {percent(new.top1)} of the test "
+        "images: it was probably trained on the former, which flatters whatever carries its fine-tuning; name images "
+        "that it has not seen with --data-validation-split"
+    ]
 
 
 def _describe_models(inputs: Inputs) -> dict[str, ModelFacts]:
@@ -290,6 +346,8 @@ def _describe_models(inputs: Inputs) -> dict[str, ModelFacts]:
 
 
 def _describe_graph(contest: Contest) -> dict[str, Any]:
+    if not contest.is_traced:
+        return {}
     graph, check = contest.traced.graph, contest.traced.verification
     return {
         "groups": len(graph.groups),
@@ -317,9 +375,9 @@ def draw_samples(contest: Contest) -> tuple[dict[str, Any], dict[int, bytes]]:
     ours = contest.result
     others = [each for each in contest.entries if each.role == BESIDE]
     theirs = (
-        next((each for each in others if each.contender.is_alternative), None)
+        contest.find("tuned")  # where they differ, an image flips
+        or next((each for each in others if each.contender.is_alternative), None)
         or contest.find(contest.winner.contender.without_matching)
-        or next((each for each in others if each.made.steps and not each.contender.without_matching), None)
     )
     kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {kind: [] for kind in KINDS}
     read = (number for number in range(len(test)) if number not in test.broken)  # a broken one has no prediction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -293,22 +293,31 @@ class BestStep:
 
     step: int
     weights: dict[str, Tensor] = field(repr=False)
-    permutation: Permutation
+    permutation: Permutation | None
+    """None if nothing was matched."""
     batchnorm: dict[str, Any] = field(repr=False)
     fit: dict[str, Any] = field(repr=False)
     """How well the permutation fits, as plain values."""
 
 
+@dataclass
+class Track:
+    """What became of one series of weights along a course: the figures of its steps, and the best of them."""
+
+    steps: list[StepFigures] = field(default_factory=list)
+    best: BestStep | None = None
+
+
 @dataclass(frozen=True)
 class StepDiary:
-    """Files from which a contender continues: the state and the best step of the last step that is wholly written."""
+    """Files from which a course continues: the state and the best steps of the last step that is wholly written."""
 
     folder: Path
     name: str
     graph: PermutationGraph
     run: Run
 
-    def read(self) -> tuple[State, list[StepFigures], BestStep] | None:
+    def read(self) -> tuple[State, dict[str, Track]] | None:
         """How far it has come; None if it has not begun, or if what is there is damaged."""
         found = None
         if self._progress.exists():
@@ -321,7 +330,7 @@ class StepDiary:
         self.run.accelerator.wait_for_everyone()  # all have read before the main process writes
         return found
 
-    def write(self, state: State, history: Sequence[StepFigures], best: BestStep) -> None:
+    def write(self, state: State, tracks: Mapping[str, Track]) -> None:
         """Keep a step. The file that names it is written last, and only then is the step before removed."""
         from safetensors import SafetensorError
 
@@ -329,34 +338,44 @@ class StepDiary:
             return
         try:
             state.save(self._state(state.step))
-            if best.step == state.step:
-                self._write_best(best)
-            facts = {"step": state.step, "best": best.step, "history": [asdict(each) for each in history]}
-            save_record(self._progress, facts)
+            kept, facts = {self._state(state.step)}, {}
+            for name, track in tracks.items():
+                if track.best is not None:
+                    kept.add(self._best(name, track.best.step))
+                    if track.best.step == state.step:
+                        self._write_best(name, track.best)
+                    facts[name] = {"best": track.best.step, "steps": [asdict(each) for each in track.steps]}
+            save_record(self._progress, {"step": state.step, "tracks": facts})
             for path in self.folder.glob(f"{self.name}.*.safetensors"):
-                if path not in (self._state(state.step), self._best(best.step)):
+                if path not in kept:
                     path.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             raise PortError(f"cannot keep step {state.step} in '{self.folder}': {error}") from error
 
-    def _read(self) -> tuple[State, list[StepFigures], BestStep]:
-        from hf_retarget.graph import Permutation
+    def _read(self) -> tuple[State, dict[str, Track]]:
         from hf_retarget.matching.problem import State
 
-        facts = load_record(self._progress)
-        history = [StepFigures(**each | {"objectives": tuple(each["objectives"])}) for each in facts["history"]]
-        tensors, about = load_tensors(self._best(facts["best"]))
+        facts, tracks = load_record(self._progress), {}
+        for name, track in facts["tracks"].items():
+            steps = [StepFigures(**each | {"objectives": tuple(each["objectives"])}) for each in track["steps"]]
+            tracks[name] = Track(steps, self._read_best(name, track["best"]))
+        return State.load(self._state(facts["step"]), self.graph), tracks
+
+    def _read_best(self, name: str, step: int) -> BestStep:
+        from hf_retarget.graph import Permutation
+
+        tensors, about = load_tensors(self._best(name, step))
         indices = {group.name: tensors[_PERMUTATION + group.name] for group in self.graph.groups}
         weights = {name: tensors[_WEIGHTS + name] for name in about["order"]}
         permutation = Permutation(self.graph.fingerprint, indices)
-        best = BestStep(facts["best"], weights, permutation, about["batchnorm"], about.get("fit", {}))
-        return State.load(self._state(facts["step"]), self.graph), history, best
+        return BestStep(step, weights, permutation, about["batchnorm"], about.get("fit", {}))
 
-    def _write_best(self, best: BestStep) -> None:
-        tensors = {_WEIGHTS + name: tensor for name, tensor in best.weights.items()}
-        tensors |= {_PERMUTATION + name: index for name, index in best.permutation.indices.items()}
+    def _write_best(self, name: str, best: BestStep) -> None:
+        tensors = {_WEIGHTS + each: tensor for each, tensor in best.weights.items()}
+        if best.permutation is not None:
+            tensors |= {_PERMUTATION + each: index for each, index in best.permutation.indices.items()}
         facts = {"batchnorm": best.batchnorm, "fit": best.fit, "order": list(best.weights)}
-        save_tensors(self._best(best.step), tensors, facts)
+        save_tensors(self._best(name, best.step), tensors, facts)
 
     @property
     def _progress(self) -> Path:
@@ -365,5 +384,5 @@ class StepDiary:
     def _state(self, step: int) -> Path:
         return self.folder / f"{self.name}.state-{step}.safetensors"
 
-    def _best(self, step: int) -> Path:
-        return self.folder / f"{self.name}.best-{step}.safetensors"
+    def _best(self, name: str, step: int) -> Path:
+        return self.folder / f"{self.name}.best-{name}-{step}.safetensors"

@@ -1,72 +1,75 @@
-"""Whether a port was worth it, in one line."""
+"""Whether a port was worth it, in one line: compared with what a user would do instead, on the same test images."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hf_retarget.evaluation.scorer import Score
 from hf_retarget.words import percent
 
+if TYPE_CHECKING:
+    from hf_retarget.porting.contest import Entry
+
 _CLEAR = 2.0  # standard errors
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What a verdict looks at: scores on the test images; None for what was not measured."""
-
-    port: Score
-    after: Score | None = None
-    """Of the port after fine-tuning."""
-    unmatched: Score | None = None
-    """Of the port without its matching."""
-    unmatched_method: str = "naive"
-    alternative: Score | None = None
-    """Of what a user would do instead."""
-    minibatches: int = 0
-    """The price of the alternative."""
-    control: str = "full"
-
-
-def judge_port(compared: Compared) -> str:
-    """One line: the accuracy, what it is compared with, whether the difference is more than chance, and what next.
+def paired_error(ours: Score, theirs: Score) -> float:
+    """The standard error of the difference of two accuracies on the same images: only where they differ counts.
 
     Example:
-        >>> score, other = (Score(1.0, top1, None, 400, (), (), ()) for top1 in (0.6, 0.4))
-        >>> judge_port(Compared(score, alternative=other, minibatches=10)).partition(";")[0]
-        'Worth it: 60.0% of 400 test images, +20.0 points (±3.5) against plain fine-tuning with the same 10 minibatches'
+        >>> ours, theirs = (Score(1.0, 0.5, None, 4, (), (), said, (0, 0, 1, 1)) for said in ((0, 0, 0, 0), (0, 1, 1, 0)))
+        >>> round(paired_error(ours, theirs), 3), paired_error(ours, ours)
+        (0.354, 0.0)
     """
-    port, plain, unmatched = compared.port, compared.alternative, compared.unmatched
-    ours = compared.after or port
-    what = "port and fine-tuning" if compared.after else "the port"
-    start = f"{percent(ours.top1)} of {ours.count:,} test images"
-    beside = f"; the matching itself was worth {_difference(port, unmatched)}" if unmatched else ""
-    if plain is None:
-        why = "there is no control"
-        if compared.control != "full":
-            why = "not compared with plain fine-tuning; --control full does"
-        return f"Undecided: {start}{beside}; {why}."
-    against = f"{_difference(ours, plain)} against plain fine-tuning with the same {compared.minibatches:,} minibatches"
-    if not _is_clear(ours, plain):
-        return f"Undecided: {start}, {against}{beside}; {what} may be as good, more test images would tell."
-    if plain.top1 > ours.top1:
-        return f"Not worth it: {start}, {against}{beside}; fine-tune the new base directly."
-    if unmatched and not (_is_clear(port, unmatched) and port.top1 > unmatched.top1):
-        method = compared.unmatched_method
-        return f"Worth it, but not for its permutation: {start}, {against}{beside}; --method {method} is as good."
-    further = "fine-tune longer to go further" if compared.after else "fine-tune it on to go further"
-    return f"Worth it: {start}, {against}{beside}; {further}."
+    pairs = list(zip(ours.right, theirs.right, strict=True))
+    only_ours, only_theirs = (sum(one and not two for one, two in pairs), sum(two and not one for one, two in pairs))
+    count = max(len(pairs), 1)
+    return math.sqrt(max(only_ours + only_theirs - (only_ours - only_theirs) ** 2 / count, 0)) / count
+
+
+def count_flips(before: Score, after: Score) -> tuple[int, int]:
+    """Images that only the model before has right (negative flips), and that only the one after has right."""
+    pairs = list(zip(before.right, after.right, strict=True))
+    return sum(one and not two for one, two in pairs), sum(two and not one for one, two in pairs)
+
+
+def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled: bool = True) -> str:
+    """One line: what won, what it is compared with, whether differences are more than chance, and what to do next."""
+    ours = result.test
+    what = result.contender.label if result is port else f"{port.contender.label}, fine-tuned on"
+    start = f"{percent(ours.top1)} {'' if labelled else 'agreement with the tuned model '}on {ours.count:,} test images"
+    others = [each for each in entries if each.contender.instead and each is not port]
+    tuned = next((each for each in others if each.contender.name == "tuned"), None)
+    kept = ""
+    if tuned is not None and labelled and tuned.test.top1:
+        kept = f", {ours.top1 / tuned.test.top1:.0%} of the tuned model's {percent(tuned.test.top1)}"
+    rivals = [each for each in others if each is not tuned]
+    compared = "; ".join(f"{_difference(ours, each.test)} against {each.contender.label}" for each in rivals)
+    unmatched = next((each for each in entries if each.contender.name == port.contender.without_matching), None)
+    beside = f"; the matching itself was worth {_difference(port.test, unmatched.test)}" if unmatched else ""
+    facts = f"{what}: {start}{kept}{f'; {compared}' if compared else ''}{beside}"
+    if not rivals:
+        return f"Undecided: {facts}; not compared with plain fine-tuning; --control full does."
+    better = [each for each in rivals if _is_clear(each.test, ours) and each.test.top1 > ours.top1]
+    if better:
+        best = max(better, key=lambda each: each.test.top1)
+        return f"Not worth it: {facts}; {best.contender.instead}."
+    if port.contender.instead:
+        return f"No port needed: {facts}; {port.contender.instead}."
+    if not all(_is_clear(ours, each.test) for each in rivals):
+        return f"Undecided: {facts}; more test images would tell."
+    if unmatched and not (_is_clear(port.test, unmatched.test) and port.test.top1 > unmatched.test.top1):
+        return f"Worth it, but not for its permutation: {facts}; without matching it is as good."
+    further = "fine-tune longer to go further" if result is not port else "fine-tune it on to go further"
+    return f"Worth it: {facts}; {further}."
 
 
 def _difference(ours: Score, theirs: Score) -> str:
-    words = "" if _is_clear(ours, theirs) else ", within chance"
-    return f"{100 * (ours.top1 - theirs.top1):+.1f} points (±{100 * _error(ours, theirs):.1f}{words})"
-
-
-def _error(ours: Score, theirs: Score) -> float:
-    """The standard error of the difference, as if the two had been tested on different images: on the safe side."""
-    return math.sqrt(sum(each.top1 * (1 - each.top1) / each.count for each in (ours, theirs)))
+    words = "" if _is_clear(ours, theirs) else ", not shown to differ"
+    return f"{100 * (ours.top1 - theirs.top1):+.1f} points (±{100 * paired_error(ours, theirs):.1f}{words})"
 
 
 def _is_clear(ours: Score, theirs: Score) -> bool:
-    return abs(ours.top1 - theirs.top1) > _CLEAR * _error(ours, theirs)
+    return abs(ours.top1 - theirs.top1) > _CLEAR * paired_error(ours, theirs)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hf_retarget.contenders import method_names
 from hf_retarget.errors import RecipeError
-from hf_retarget.names import PORT_HEADS
+from hf_retarget.names import PORT_HEADS, TARGETS
 from hf_retarget.recipe.field import fields_of
 
 
@@ -44,6 +44,9 @@ class DataOptions(_Options):
     test_split: str | None = _option(
         None, "split to test on (found if not given; without any, 10 % of the training split is held out)"
     )
+    validation_split: str | None = _option(
+        None, "split to choose on, which the tuned model has not seen (drawn from the training split if not given)"
+    )
     image_column: str | None = _option(None, "column of the images (found if not given)")
     label_column: str | None = _option(None, "column of the labels (found if not given)")
     validation: float = _option(0.1, "share of the training split kept for validation", least=0, below=1)
@@ -66,7 +69,18 @@ class PortOptions(_Options):
 
     section = "port"
 
-    method: str = _option("fgmt-sign", "how the permutation is found, and what is added of it", choices=method_names())
+    method: str = _option(
+        "auto", "what is added to the new base, and how it is matched (auto: try several, keep the best)",
+        choices=method_names(),
+    )
+    targets: str = _option(
+        "auto", "what gradients, heads and fine-tuning aim at (auto: what validation images prefer)", choices=TARGETS
+    )
+    alpha: float | None = _option(
+        None, "factor of the fine-tuning in a naive port of `auto` (chosen on validation images if not given)",
+        above=0, most=10,
+    )
+    update: float = _option(1.0, "share of the way from the old base to the new one, if they are related", above=0, most=1)
     trajectory: str = _option(
         "linear",
         "straight line to the tuned weights, or the checkpoints of the fine-tuning",

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from hf_retarget.errors import DataError, NotFiniteError, PortError, RecipeError
 from hf_retarget.files import hash_tensors, load_tensors, save_tensors
+from hf_retarget.matching.gradients import cross_entropy
 from hf_retarget.recipe.options import TrainOptions
 from hf_retarget.run import Progress, Run
 from hf_retarget.training.recorder import TrajectoryRecorder

@@ -1,0 +1,145 @@
+"""Closed-form heads: a linear classifier fitted to a model's features by ridge regression, with forward passes only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hf_retarget.data import Split
+from hf_retarget.errors import ModelError
+from hf_retarget.evaluation.scorer import Score, Scorer, score_outputs
+
+HEAD_IMAGES = 2_000
+"""Images to fit a head on, at most: the features of more change the second decimal, and cost as many forward passes."""
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Strengths of the regularisation to choose from, as shares of the mean squared length of the features' directions."""
+
+SCALES = tuple(2.0**power for power in range(8))
+"""Factors for the outputs, which regression makes lie between 0 and 1, too close together for probabilities."""
+
+
+Linear = nn.Linear | nn.Conv2d
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A head, how well it does on the images it is chosen by, and how it was made."""
+
+    weights: dict[str, Tensor] = field(repr=False)
+    """The tensors of the head, by their names."""
+    score: Score
+    targets: str
+    strength: float
+
+
+class Ridge:
+    """Ridge regression on fixed features, for any targets and strength, from one decomposition.
+
+    Example:
+        >>> features = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+        >>> weight, bias = Ridge(features).solve(2 * features.double() + 1, 0.0)
+        >>> round(float(weight), 6), round(float(bias), 6)
+        (2.0, 1.0)
+    """
+
+    def __init__(self, features: Tensor, *, centred: bool = True) -> None:
+        exact = features.double()
+        self.mean = exact.mean(0) if centred else exact.new_zeros(exact.shape[1])
+        self.centred, self.features = centred, exact - self.mean
+        # The smaller of the two Gram matrices has the same eigenvalues, but for zeros.
+        self.wide = len(exact) <= exact.shape[1]
+        gram = self.features @ self.features.T if self.wide else self.features.T @ self.features
+        values, self.vectors = torch.linalg.eigh(gram)
+        self.values = values.clamp(min=0)
+
+    @property
+    def unit(self) -> float:
+        """The mean squared length of a direction, by which strengths are measured."""
+        return max(float(self.values.mean()), 1e-12)
+
+    def solve(self, targets: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+        """The weight (outputs × features) and bias with the least squared error, and `strength` on the weight."""
+        level = targets.mean(0) if self.centred else targets.new_zeros(targets.shape[1])
+        shrunk = self.vectors / (self.values + strength * self.unit + 1e-12)
+        rest = targets - level
+        if self.wide:
+            weight = self.features.T @ (shrunk @ (self.vectors.T @ rest))
+        else:
+            weight = shrunk @ (self.vectors.T @ (self.features.T @ rest))
+        return weight.T, level - weight.T @ self.mean
+
+    def leave_one_out(self, targets: Tensor, strength: float) -> Tensor:
+        """What a regression on all the other rows would answer for each row."""
+        weight, bias = self.solve(targets, strength)
+        predicted = (self.features + self.mean) @ weight.T + bias
+        scores = self.vectors * self.values.sqrt() if self.wide else self.features @ self.vectors
+        leverage = (scores.square() / (self.values + strength * self.unit + 1e-12)).sum(1)
+        leverage = leverage + (1 / len(targets) if self.centred else 0)
+        away: Tensor = (targets - predicted) / (1 - leverage).clamp(min=1e-9)[:, None]
+        return targets - away
+
+
+def find_classifier(model: nn.Module, head: Sequence[str]) -> tuple[str, Linear]:
+    """The one linear layer that a model ends in, with its name; ModelError if there is none."""
+    where = {name.rpartition(".")[0] for name in head}
+    layer = model.get_submodule(next(iter(where))) if len(where) == 1 else None
+    if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)):
+        return next(iter(where)), layer
+    kind = "several layers" if len(where) > 1 else f"a {type(layer).__name__}" if layer else "no layer at all"
+    raise ModelError(f"its head cannot be refitted: the classifier is {kind}, and not one linear layer")
+
+
+def fit_head(
+    scorer: Scorer,
+    head: Sequence[str],
+    images: Sequence[Split],
+    targets: Mapping[str, Sequence[Tensor]],
+    chosen_by: Split | None = None,
+) -> Fitted:
+    """Fit a head to the features of the model in the scorer, on one of several kinds of targets (rows of shares).
+
+    The kind and the strength are chosen on the split `chosen_by`; without one, by what a head fitted on all other
+    images would answer for each of the first of `images`.
+    """
+    name, layer = find_classifier(scorer.model, head)
+    features = torch.cat([_read_features(scorer, each, name, layer)[each.readable] for each in images])
+    ridge = Ridge(features, centred=layer.bias is not None)
+    judged, other = images[0], None
+    if chosen_by is not None:
+        judged, other = chosen_by, _read_features(scorer, chosen_by, name, layer)[chosen_by.readable].double()
+    labels = judged.targets[judged.readable]
+    best: Fitted | None = None
+    for kind, shares in targets.items():
+        wanted = torch.cat([rows[each.readable] for each, rows in zip(images, shares, strict=True)]).double()
+        for strength in STRENGTHS:
+            weight, bias = ridge.solve(wanted, strength)
+            if other is not None:
+                found = other @ weight.T + bias
+            else:
+                found = ridge.leave_one_out(wanted, strength)[: len(labels)]
+            scale = min(SCALES, key=lambda each: float(cross_entropy(each * found, labels)))
+            score = score_outputs((scale * found).float(), labels)
+            if best is None or (score.top1, -score.loss) > (best.score.top1, -best.score.loss):
+                tensors = {f"{name}.weight": (scale * weight).float().reshape(layer.weight.shape)}
+                if layer.bias is not None:
+                    tensors[f"{name}.bias"] = (scale * bias).float()
+                best = Fitted(tensors, score, kind, strength)
+    if best is None:
+        raise ModelError("a head needs targets to be fitted to")
+    return best
+
+
+def _read_features(scorer: Scorer, images: Split, name: str, layer: Linear) -> Tensor:
+    """What goes into the classifier, after a check that nothing but the classifier comes between it and the outputs."""
+    outputs, features = scorer.answer(images, layer)
+    weight = layer.weight.detach().cpu().float().flatten(1)
+    if features.shape[1] == weight.shape[1]:
+        again = features @ weight.T + (layer.bias.detach().cpu().float() if layer.bias is not None else 0)
+        if torch.allclose(again, outputs, rtol=1e-2, atol=1e-2 * float(outputs.abs().max()) + 1e-4):
+            return features
+    raise ModelError(f"its head cannot be refitted: '{name}' alone does not make the outputs of the model")

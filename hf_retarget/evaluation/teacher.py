@@ -1,0 +1,56 @@
+"""The tuned model as teacher: what it says about images stands beside their labels, or in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from hf_retarget.data import ImageData, Split
+from hf_retarget.evaluation.scorer import Scorer
+from hf_retarget.matching.gradients import TEMPERATURE
+
+
+class Teacher:
+    """The tuned model's answers. Each image is answered once, as it is: augmented views get the same answer."""
+
+    def __init__(self, scorer: Scorer, weights: Mapping[str, Tensor]) -> None:
+        self.scorer, self.weights = scorer, weights
+        self.images = 0
+        """Images that it was asked about."""
+        self._kept: dict[str, Tensor] = {}
+
+    def answer(self, split: Split) -> Tensor:
+        """Its outputs for the images of a split."""
+        if split.name not in self._kept:
+            before = self.scorer.weights()
+            self.scorer.load(self.weights)
+            self._kept[split.name] = self.scorer.answer(split)[0]
+            self.scorer.load(before)
+            self.images += len(split)
+        return self._kept[split.name]
+
+    def shares(self, split: Split, targets: str, temperature: float = 1.0) -> Tensor:
+        """A row of shares for each image, which add up to 1: its label, the teacher's probabilities, or their mean."""
+        if targets == "labels":
+            return one_hot(split.targets, self.scorer.classes).double()
+        said = (self.answer(split).double() / temperature).softmax(1)
+        return said if targets == "teacher" else (said + one_hot(split.targets, self.scorer.classes)) / 2
+
+    def teach(self, split: Split, targets: str) -> Split:
+        """The split with what a loss aims at: labels, or shares at the temperature of the loss."""
+        if targets == "labels":
+            return split
+        return replace(split, targets=self.shares(split, targets, TEMPERATURE).float())
+
+    def label(self, split: Split) -> Split:
+        """The split with the teacher's answers for labels: accuracy on it is agreement with the teacher."""
+        return replace(split, targets=self.answer(split).argmax(1))
+
+
+def answer_for_labels(data: ImageData, teacher: Teacher, *, test: bool) -> ImageData:
+    """The data with the teacher's answers in place of the labels: in all splits, or in all but the test split."""
+    train, validation = teacher.label(data.train), teacher.label(data.validation)
+    return replace(data, train=train, validation=validation, test=teacher.label(data.test) if test else data.test)
