@@ -1,4 +1,4 @@
-"""From a reference to images that are split, numbered and ready to draw, or to a description of them."""
+"""From a reference to a dataset that is split, with numbered labels, or to a description of it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def load_data(
     """Find a dataset, check it, split it, and number its labels as the model does.
 
     `reference` is an embedded name, a Hub id, an image folder, parquet or arrow files, a `datasets.Dataset` or
-    `DatasetDict`, a torch dataset or any sequence of (image, label), or a mapping from split names to such; if it is
-    empty, `options.reference` is used. `labels` names the classes of a sequence without `classes` of its own.
+    `DatasetDict`, a torch dataset or any sequence of (image, label), or a mapping from split names to any of these; if
+    it is empty, `options.reference` is used. `labels` names the classes of a sequence that has no `classes`.
 
     Example:
         >>> gray = Preprocess(input_size=(1, 28, 28), mean=(0.5,), std=(0.5,))
@@ -71,16 +71,16 @@ def load_data(
 
 @dataclass(frozen=True)
 class DataFacts:
-    """A dataset, as far as it is known without reading images. None stands for what is not known."""
+    """A dataset, as far as it is known without reading images; None where something is unknown."""
 
     name: str
     labels: Names | None
     """The names of the classes, in order, after `classes` has chosen among them."""
     classes: int | None
     images: Mapping[str, int | None]
-    """How many each split has."""
+    """The number of images in each split."""
     training: int | None
-    """Images that are left to train on."""
+    """The number of images left for training."""
     download: int | None
     """Bytes to download; 0 if the data is on this machine."""
     revision: str | None = None

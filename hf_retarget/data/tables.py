@@ -1,4 +1,4 @@
-"""Labelled images as rows: of a `datasets` table or of any Python dataset; and which columns and splits to use."""
+"""Labelled images as rows of a `datasets` table or of any Python dataset, and which columns and splits to use."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ USUAL_COLUMNS = {
     "label": ("label", "labels", "fine_label", "class", "target", "category"),
 }
 
-_HASH_ALL = 10_000  # up to this many images, a digest reads all of them;
-_HASH_SOME = 2_000  # beyond, about this many, evenly spaced
+_HASH_ALL = 10_000  # a digest reads all images, if there are no more than this,
+_HASH_SOME = 2_000  # and else about this many, evenly spaced
 _READ_AT_ONCE = 500
 _SMALL_TABLE = 64 * 2**20  # bytes
 
@@ -112,7 +112,7 @@ def open_tables(
     revision: str | None = None,
     places: tuple[Path, ...] | None = None,
 ) -> Source:
-    """Open a `datasets.Dataset`, or a mapping from the names of splits to such.
+    """Open a `datasets.Dataset`, or a mapping from the names of splits to several.
 
     Rows may name files below `places` (anywhere, if None).
     """
@@ -177,7 +177,7 @@ class TableRows(Rows):
 
 
 def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str]:
-    """Find the columns of images and of labels: those asked for, the only likely ones, or those with a usual name."""
+    """Find the columns of images and of labels: those asked for, the only ones possible, or those with usual names."""
     import datasets
 
     image = _pick("image", options.image_column, features, datasets.Image, _could_be_images)
@@ -196,23 +196,23 @@ def _pick(
 ) -> str:
     certain = [name for name, feature in features.items() if isinstance(feature, declared)]
     possible = [name for name, feature in features.items() if could_be(feature)]
-    columns, able, likely = list(features), [*certain, *possible], certain or possible
+    able, likely = [*certain, *possible], certain or possible
     if asked is not None:
-        if asked not in columns:
-            raise DataError(f"there is no column '{asked}'{suggest(asked, columns)}")
+        if asked not in features:
+            raise DataError(f"there is no column '{asked}'{suggest(asked, list(features))}")
         if asked not in able:
             better = f"these could: {', '.join(map(repr, able))}" if able else "no other column does either"
             raise DataError(f"column '{asked}' does not hold {kind}s; {better}")
         return asked
     if not likely:
-        raise DataError(f"no column holds {kind}s; there are {', '.join(map(repr, columns))}")
-    column = likely[0] if len(likely) == 1 else next((name for name in USUAL_COLUMNS[kind] if name in likely), None)
-    if column is None:
+        raise DataError(f"no column holds {kind}s; there are {', '.join(map(repr, features))}")
+    usual = likely if len(likely) == 1 else [name for name in USUAL_COLUMNS[kind] if name in likely]
+    if not usual:
         raise DataError(
             f"several columns could hold {kind}s: {', '.join(map(repr, likely))}; "
             f"choose one with '{kind}_column' (--data-{kind}-column)"
         )
-    return column
+    return usual[0]
 
 
 def _could_be_images(feature: Any) -> bool:
@@ -325,7 +325,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def as_image(value: Any) -> Image:
-    """Make a PIL image of a PIL image, an array (height × width × channels) or a tensor (channels × height × width).
+    """Turn an array (height × width × channels) or a tensor (channels × height × width) into a PIL image.
 
     Example:
         >>> as_image(torch.zeros(3, 2, 4)).size
