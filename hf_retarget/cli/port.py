@@ -30,6 +30,7 @@ from hf_retarget.cli.show import (
     print_curves,
     print_scores,
 )
+from hf_retarget.contenders import AUTO
 from hf_retarget.document import read_document
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import DTYPES, PORT
@@ -80,6 +81,8 @@ _PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite", "lock")  # what 
     metavar="DIR",
     help="Keep the gradients of the old side there, for ports of the same fine-tuning to other bases.",
 )
+@click.option("--also-data", metavar="DATA", help="Second set of images, with a column of its own in all results.")
+@click.option("--also-data-fit", is_flag=True, help="Fit closed-form heads on its training images, too.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Store the weights so (as the new base does if not given).")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and what it would cost.")
 @output_options
@@ -167,6 +170,13 @@ def _plan(recipe: Recipe, quiet: bool, as_json: bool, options: dict[str, Any]) -
     echo_rows(_describe(found))
 
 
+def _describe_price(plan: Plan) -> str:
+    gradients = f"{plan.gradients:,} gradients of a minibatch"
+    if plan.method == AUTO:
+        return f"{plan.forwards:,.0f} minibatches forward at most, and {gradients} if something is to be matched"
+    return gradients
+
+
 def _describe(plan: Plan) -> list[Row]:
     images = ", ".join(f"{count:,} {split}" for split, count in plan.images.items())
     held = f", {len(plan.held)} held still by tables" if plan.held else ""
@@ -176,7 +186,8 @@ def _describe(plan: Plan) -> list[Row]:
         ("head", f"{plan.head} ({plan.why})"),
         ("graph", f"{plan.groups} groups of neurons to match{held}"),
         ("data", f"{plan.data} ({images})"),
-        ("port", f"{plan.method}, {plan.steps} steps, {plan.gradients:,} gradients of a minibatch"),
+        ("bases", plan.relation.sentence),
+        ("port", f"{plan.method}, {plan.steps} steps, {_describe_price(plan)}"),
     ]
     if plan.finetune_steps:
         rows.append(("then", f"fine-tuning, {plan.finetune_steps:,} steps"))

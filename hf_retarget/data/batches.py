@@ -1,4 +1,4 @@
-"""Labelled images in splits, and minibatches of them that depend on nothing but a seed and a number."""
+"""Labelled images in splits, and minibatches of them that depend only on a seed and a number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Batch = tuple[Any, Tensor]
 """Inputs and labels."""
 
 _MANY = 5  # fewer broken images than this are always tolerated
-_SHARE = 0.05  # of a split; more broken images than this are an error
+_SHARE = 0.05  # of a split; a larger share of broken images is an error
 _ATTEMPTS = 100  # to replace a broken image by another one
 
 
@@ -65,7 +65,7 @@ class ImageData:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Some rows of a source, with the labels the model knows."""
+    """Some rows of a dataset, with labels numbered as the model numbers them."""
 
     name: str
     rows: Rows
@@ -86,12 +86,14 @@ class Split:
         return torch.tensor([number not in self.broken for number in range(len(self))])
 
     def image(self, number: int) -> Image:
-        """Decode one image, without preprocessing."""
+        """Decode one image, without preprocessing; a DataError names the image and says why it cannot be read."""
         row = int(self.indices[number])
         try:
             return self.rows.image(row)
         except Exception as error:  # decoders raise errors of every kind
-            raise DataError(f"{self.name}: {_describe(self.rows, row, error)}") from error
+            # The text of an OSError contains the full path, which does not belong in a published report.
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise DataError(f"{self.rows.name(row)}: {reason or type(error).__name__}") from error
 
     def batches(
         self,
@@ -103,7 +105,7 @@ class Split:
         workers: int = 0,
         skip: int = 0,
     ) -> Iterator[Batch]:
-        """Draw `count` minibatches after leaving out the first `skip`.
+        """Draw `count` minibatches, without the first `skip`.
 
         Without a seed: one pass in order; the last batch may be smaller, and broken images are left out. With a seed:
         each epoch is shuffled, all batches are full, broken images are replaced, and without `count` the iterator is
@@ -150,7 +152,7 @@ class Split:
         return self._select(torch.randperm(len(self), generator=generator)[:limit].sort().values)
 
     def divide(self, count: int, *purpose: object) -> tuple[Split, Split]:
-        """Draw `count` images, in each class the same share; these and the others, both kept in order.
+        """Draw `count` images, the same share of each class; return these and the others, both kept in order.
 
         `purpose` seeds the draw: draws for different purposes are independent.
         """
@@ -228,19 +230,26 @@ class _Loader(Dataset[_Loaded]):
         pixels, chosen, broken = [], [], dict[int, str]()
         with _restored_generators():
             for position in range(start, stop):
-                for candidate in self._candidates(position):
-                    image = self._decode(candidate, broken)
-                    if image is not None:
-                        if self.augment:
-                            _seed_generators(derive_seed(self.seed, "sample", position))
-                        pixels.append(self._shape(image))
-                        chosen.append(candidate)
-                        break
-                else:
-                    if self.seed is not None:
-                        return None, torch.empty(0, dtype=torch.long), broken
+                drawn = self._draw(position, broken)
+                if drawn is not None:
+                    if self.augment:
+                        _seed_generators(derive_seed(self.seed, "sample", position))
+                    chosen.append(drawn[0])
+                    pixels.append(self._shape(drawn[1]))
+                elif self.seed is not None:
+                    return None, torch.empty(0, dtype=torch.long), broken
         inputs = self.split.preprocess.normalise(torch.stack(pixels)) if pixels else torch.empty(0)
         return inputs, self.split.targets[chosen], broken
+
+    def _draw(self, position: int, broken: dict[int, str]) -> tuple[int, Image] | None:
+        """The image at a position of the order, or the one that replaces it, and its number."""
+        for number in self._candidates(position):
+            if number not in self.split.broken and number not in broken:
+                try:
+                    return number, self.split.image(number)
+                except DataError as error:
+                    broken[number] = str(error)
+        return None
 
     def _candidates(self, position: int) -> Iterator[int]:
         """The image at a position of the order; with a seed, also those that may replace it."""
@@ -252,22 +261,6 @@ class _Loader(Dataset[_Loaded]):
         yield int(_order(self.seed, epoch, size)[place])
         for attempt in range(_ATTEMPTS):
             yield derive_seed(self.seed, "instead", position, attempt) % size
-
-    def _decode(self, number: int, broken: dict[int, str]) -> Image | None:
-        if number in self.split.broken or number in broken:
-            return None
-        row = int(self.split.indices[number])
-        try:
-            return self.split.rows.image(row)
-        except Exception as error:  # decoders raise errors of every kind
-            broken[number] = _describe(self.split.rows, row, error)
-            return None
-
-
-def _describe(rows: Rows, row: int, error: Exception) -> str:
-    # The text of an OSError contains the full path, which does not belong in a published report.
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return f"{rows.name(row)}: {reason or type(error).__name__}"
 
 
 @lru_cache(maxsize=4)  # a batch may reach into the next epoch
@@ -287,7 +280,7 @@ def derive_seed(*parts: object) -> int:
 
 @contextmanager
 def _restored_generators() -> Iterator[None]:
-    """Restore the global generators afterwards: timm's transforms draw from them."""
+    """Restore the global generators, from which timm's transforms draw."""
     state = random.getstate()
     with torch.random.fork_rng(devices=[]):
         try:

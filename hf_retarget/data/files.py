@@ -27,7 +27,10 @@ BUILDERS = ("parquet", "arrow", "imagefolder", "webdataset")
 
 
 def open_image_folder(folder: Path) -> Source:
-    """Find splits, classes and images: `train/cat/1.jpg` or, without splits, `cat/1.jpg`."""
+    """Find splits, classes and images: `train/cat/1.jpg` or, without splits, `cat/1.jpg`.
+
+    Images without labels lie flat: `1.jpg`, or `train/1.jpg` and `test/1.jpg`.
+    """
     # Not load_dataset("imagefolder"): it drops the labels of a single class or of uneven depth, obeys metadata.csv and
     # unpacks archives. Not torchvision's ImageFolder: it refuses empty classes, and reads images in another order.
     below = _folders(folder)
@@ -35,14 +38,21 @@ def open_image_folder(folder: Path) -> Source:
     if splits and len(splits) < len(below):
         other = next(each.name for each in below if each not in splits)
         raise DataError(f"'{folder}' has both splits ('{splits[0].name}') and other folders ('{other}'); move them out")
-    files = {place: _files_of_classes(place) for place in splits or [folder]}
+    named = [each for each in below if each.name.casefold() in (*TRAIN, *TEST)]
+    flat = named if named and named == below and not splits else [folder]
+    files = {
+        place: [] if place in named and place not in splits else _files_of_classes(place) for place in splits or flat
+    }
     images = {place: [path for path in found if _is_image(path)] for place, found in files.items()}
     if not any(images.values()):
-        flat = next((path.name for path in folder.iterdir() if path.is_file() and _is_image(path)), None)
-        if flat:
-            raise DataError(
-                f"'{folder}' has images ({flat} …) but no class folders; put those of each class into one folder"
-            )
+        alone = {
+            place: sorted(path for path in place.iterdir() if path.is_file() and _is_image(path)) for place in flat
+        }
+        if first := next((paths[0].name for paths in alone.values() if paths), None):
+            missing = f"'{folder}' has images ({first} …) but no class folders; put those of each class into one folder"
+            bare = {place.name: partial(FileRows, place, paths, [0] * len(paths), None, missing)
+                    for place, paths in alone.items()}  # fmt: skip
+            return Source(folder.name, bare if flat != [folder] else {"train": bare[folder.name]})
         raise DataError(f"there are no images in '{folder}'; put them there as 'train/cat/1.jpg' or 'cat/1.jpg'")
     others = [path for found in files.values() for path in found if not _is_image(path)]
     notes: tuple[str, ...] = ()
@@ -61,8 +71,9 @@ class FileRows(Rows):
 
     folder: Path
     paths: Sequence[Path]
-    labels: Sequence[str]
-    names: Names
+    labels: Sequence[Any]
+    names: Names | None
+    unlabelled: str = ""
 
     def read(self, row: int) -> bytes:
         return read_bytes(self.paths[row], MAX_IMAGE_BYTES)

@@ -1,4 +1,4 @@
-"""Labels as they are found (numbers or names), and the numbers by which a model knows them."""
+"""Labels as datasets have them (numbers or names), and the numbers that a model has for them."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ def choose_labels(
 ) -> tuple[Names | None, int, Tensor]:
     """Keep the classes in `wanted`, in this order (all if empty), then number them as the model does.
 
-    Labels without names are called by their numbers. Returns the names and the number of classes, and the new number
-    of each old label (-1: left out).
+    Labels without names are called by their numbers. Returns the names, the number of classes, and the new number of
+    each old label (-1: left out).
 
     Example:
         >>> choose_labels(("ant", "bee", "cat"), 3, ["cat", "ant"])
         (('cat', 'ant'), 2, tensor([ 1, -1,  0]))
     """
-    known, numbers = names or tuple(map(str, range(count))), torch.arange(count)
+    known = names or tuple(map(str, range(count)))
+    numbers = torch.arange(count)
     if unknown := [name for name in wanted if name not in known]:
         raise DataError(f"there is no class '{unknown[0]}'{suggest(unknown[0], known)}")
     if twice := [name for name in wanted if wanted.count(name) > 1]:

@@ -1,4 +1,4 @@
-"""From a reference to images that are split, numbered and ready to draw, or to a description of them."""
+"""From a reference to a dataset that is split, with numbered labels, or to a description of it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def load_data(
     model_labels: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
     token: str | None = None,
+    need_labels: bool = True,
 ) -> ImageData:
     """Find a dataset, check it, split it, and number its labels as the model does.
 
     `reference` is an embedded name, a Hub id, an image folder, parquet or arrow files, a `datasets.Dataset` or
-    `DatasetDict`, a torch dataset or any sequence of (image, label), or a mapping from split names to such; if it is
-    empty, `options.reference` is used. `labels` names the classes of a sequence without `classes` of its own.
+    `DatasetDict`, a torch dataset or any sequence of (image, label), or a mapping from split names to any of these; if
+    it is empty, `options.reference` is used. `labels` names the classes of a sequence that has no `classes`.
 
     Example:
         >>> gray = Preprocess(input_size=(1, 28, 28), mean=(0.5,), std=(0.5,))
@@ -48,14 +49,18 @@ def load_data(
     """
     source = _open(reference, options, labels, token)
     train, test, rows = _open_splits(source, options)
+    labelled = not any(each.unlabelled for each in rows.values())
+    if not labelled:
+        _check_unlabelled(rows, options, need_labels)
     names, targets = number_labels(rows)
-    names, classes, numbers = choose_labels(names, count_classes(names, targets), options.classes, model_labels)
+    count = count_classes(names, targets) if labelled else len(model_labels or ())
+    names, classes, numbers = choose_labels(names, count, options.classes, model_labels)
     found = {
         split: Split(split, rows[split], torch.arange(len(each)), each, preprocess).renumber(numbers)
         for split, each in targets.items()
     }
     divided, notes = _divide(found, train, test, options)
-    if len(divided["train"].targets.unique()) < 2:
+    if labelled and len(divided["train"].targets.unique()) < 2:
         raise DataError(f"'{source.name}' has training images of one class only; at least two are needed")
     splits = {name: replace(split, name=f"{source.name}, {name}") for name, split in divided.items()}
     return ImageData(
@@ -68,25 +73,32 @@ def load_data(
         fingerprint=_fingerprint(rows.values(), splits.values(), options, preprocess),
         revision=source.revision,
         notes=(*source.notes, *notes),
+        labelled=labelled,
     )
+
+
+def _check_unlabelled(rows: Mapping[str, Rows], options: DataOptions, need_labels: bool) -> None:
+    if need_labels:
+        raise DataError(next(each.unlabelled for each in rows.values() if each.unlabelled))
+    if not all(each.unlabelled for each in rows.values()):
+        bare = next(split for split, each in rows.items() if each.unlabelled)
+        raise DataError(f"only some splits have labels ('{bare}' has none); give labels to all, or to none")
+    if options.classes:
+        raise DataError("images without labels cannot be chosen by class; leave out --data-classes")
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """A dataset, as far as it is known without reading images. None stands for what is not known."""
+    """A dataset, as far as it is known without reading images; None where something is unknown."""
 
     name: str
     labels: Names | None
     """The names of the classes, in order, after `classes` has chosen among them."""
     classes: int | None
     images: Mapping[str, int | None]
-    """How many each split has."""
-    training: int | None
-    """Images that are left to train on."""
-    validation: int | None
-    """Images to choose on."""
-    test: int | None
-    """Images to test on."""
+    """The number of images in each split."""
+    divided: Mapping[str, int | None]
+    """The number of images to train, validate and test on."""
     download: int | None
     """Bytes to download; 0 if the data is on this machine."""
     revision: str | None = None
@@ -106,14 +118,17 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
     source = _open(reference, options)
     train, test, rows = _open_splits(source, options)
     names, targets = number_labels(rows)
-    count = count_classes(names, targets)
+    labelled = not any(each.unlabelled for each in rows.values())
+    count = count_classes(names, targets) if labelled else 0
     labels, classes, _ = choose_labels(names, count, options.classes)
+    share = classes / max(count, 1)
+    images = {split: len(each) for split, each in sorted(rows.items())}
     return DataFacts(
         name=source.name,
         labels=labels,
         classes=classes,
-        images={split: len(each) for split, each in sorted(rows.items())},
-        training=_count_training(round(len(rows[train]) * classes / max(count, 1)), test, options),
+        images=images,
+        divided=_count_divided({split: round(share * each) for split, each in images.items()}, train, test, options),
         download=0,
         revision=source.revision,
         notes=source.notes,
@@ -124,19 +139,20 @@ def _describe_hub(reference: str, options: DataOptions, token: str | None) -> Da
     name, builder = find_on_hub(reference, options, token)
     info = builder.info
     images = {split: (about.num_examples or None) for split, about in sorted((info.splits or {}).items())}
-    training = names = None
+    names, divided = None, dict[str, int | None]()
     notes: tuple[str, ...] = ()
     if images:
         train, test = choose_splits(name, list(info.splits), options)
-        training = _count_training(images[train], test, options)
+        divided = _count_divided(images, train, test, options)
     if info.features is None:
         notes = ("its card does not list the labels; they are known after the download",)
     else:
-        names = label_names(info.features[find_columns(info.features, options)[1]])
+        column = find_columns(info.features, options)[1]
+        names = label_names(info.features[column]) if column else None
     labels, classes = names, len(names) if names else len(options.classes) or None
     if names:
         labels, classes, _ = choose_labels(names, len(names), options.classes)
-    return DataFacts(name, labels, classes, images, training, info.download_size, builder.hash, notes)
+    return DataFacts(name, labels, classes, images, divided, info.download_size, builder.hash, notes)
 
 
 def is_on_hub(reference: str) -> bool:
@@ -183,7 +199,8 @@ def _open(
 
 def _open_splits(source: Source, options: DataOptions) -> tuple[str, str | None, dict[str, Rows]]:
     train, test = choose_splits(source.name, list(source.splits), options)
-    return train, test, {split: source.splits[split]() for split in (train, test) if split is not None}
+    wanted = (train, test, options.validation_split)
+    return train, test, {split: source.splits[split]() for split in wanted if split is not None}
 
 
 def _divide(
@@ -204,17 +221,29 @@ def _divide(
     else:
         tested, rest = rest.divide(_count_held_out(len(rest)), "test", options.seed)
         notes.append(f"no test split: {_HELD_OUT:.0%} of '{train}' held out ({len(tested)} images)")
-    validation, rest = rest.divide(_count_validation(len(rest), options), "validation", options.seed)
+    if options.validation_split is not None:
+        validation = splits[options.validation_split]
+    else:
+        validation, rest = rest.divide(_count_validation(len(rest), options), "validation", options.seed)
     return {"train": rest, "validation": validation, "test": tested}, notes
 
 
-def _count_training(images: int | None, test: str | None, options: DataOptions) -> int | None:
-    """How many images `_divide` leaves in the training split."""
-    if images is None:
-        return None
-    images = images if options.limit is None else min(images, options.limit)
-    images -= 0 if test is not None else _count_held_out(images)
-    return images - _count_validation(images, options)
+def _count_divided(
+    images: Mapping[str, int | None], train: str, test: str | None, options: DataOptions
+) -> dict[str, int | None]:
+    """How many images `_divide` makes of these."""
+    found = {
+        name: each if each is None or options.limit is None else min(each, options.limit)
+        for name, each in images.items()
+    }
+    rest, tested, asked = found[train], found[test] if test is not None else None, options.validation_split
+    if rest is None:
+        return {}
+    if test is None:
+        tested = _count_held_out(rest)
+        rest -= tested
+    validation = found.get(asked) if asked is not None else _count_validation(rest, options)
+    return {"train": rest - (validation or 0 if asked is None else 0), "validation": validation, "test": tested}
 
 
 def _count_held_out(images: int) -> int:
@@ -227,7 +256,10 @@ def _count_validation(images: int, options: DataOptions) -> int:
 
 def _fingerprint(rows: Iterable[Rows], splits: Iterable[Split], options: DataOptions, preprocess: Preprocess) -> str:
     """A hash of content and options; the place of the data does not matter."""
-    facts = {"options": {**asdict(options), "reference": ""}, "preprocess": asdict(preprocess)}
+    chosen = {**asdict(options), "reference": ""}
+    if options.validation_split is None:  # was added later: results from before keep their fingerprints
+        del chosen["validation_split"]
+    facts = {"options": chosen, "preprocess": asdict(preprocess)}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for each in rows:
         digest.update(digest_rows(each).encode())

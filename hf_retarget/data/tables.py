@@ -1,4 +1,4 @@
-"""Labelled images as rows: of a `datasets` table or of any Python dataset; and which columns and splits to use."""
+"""Labelled images as rows of a `datasets` table or of any Python dataset, and which columns and splits to use."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ USUAL_COLUMNS = {
     "label": ("label", "labels", "fine_label", "class", "target", "category"),
 }
 
-_HASH_ALL = 10_000  # up to this many images, a digest reads all of them;
-_HASH_SOME = 2_000  # beyond, about this many, evenly spaced
+_HASH_ALL = 10_000  # a digest reads all images, if there are no more than this,
+_HASH_SOME = 2_000  # and else about this many, evenly spaced
 _READ_AT_ONCE = 500
 _SMALL_TABLE = 64 * 2**20  # bytes
 
@@ -46,6 +46,8 @@ class Rows(ABC):
     labels: Sequence[Any]
     names: Names | None
     """The names of the labels that are numbers."""
+    unlabelled: str = ""
+    """If there are no labels, what to say to whoever needs them; the labels are then all 0."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,7 +86,7 @@ def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tup
         >>> choose_splits("pets", ["validation", "train", "extra"], DataOptions())
         ('train', 'validation')
     """
-    for asked in (options.train_split, options.test_split):
+    for asked in (options.train_split, options.test_split, options.validation_split):
         if asked is not None and asked not in splits:
             raise DataError(f"'{name}' has no split '{asked}'{suggest(asked, splits)}")
     if options.test_split is not None and options.test_split == options.train_split:
@@ -98,7 +100,10 @@ def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tup
         )
     train = train or splits[0]
     found = (by_name[each] for each in TEST if each in by_name)
-    return train, options.test_split or next((split for split in found if split != train), None)
+    test = options.test_split or next((each for each in found if each not in (train, options.validation_split)), None)
+    if options.validation_split in (train, test) and options.validation_split is not None:
+        raise DataError(f"'{options.validation_split}' cannot be the validation split: it is trained or tested on")
+    return train, test
 
 
 # ---- tables of `datasets`
@@ -112,7 +117,7 @@ def open_tables(
     revision: str | None = None,
     places: tuple[Path, ...] | None = None,
 ) -> Source:
-    """Open a `datasets.Dataset`, or a mapping from the names of splits to such.
+    """Open a `datasets.Dataset`, or a mapping from the names of splits to several.
 
     Rows may name files below `places` (anywhere, if None).
     """
@@ -132,6 +137,7 @@ class TableRows(Rows):
     names: Names | None
     places: tuple[Path, ...] | None
     """Folders with the files that rows may name instead of holding an image; None if they may be anywhere."""
+    unlabelled: str = ""
 
     @classmethod
     def of(cls, table: Any, options: DataOptions, places: tuple[Path, ...] | None) -> TableRows:
@@ -140,8 +146,11 @@ class TableRows(Rows):
 
         table = table.with_format(None)
         image, label = find_columns(table.features, options)
-        labels = table.select_columns([label]).with_format("arrow")[:].column(0).to_pylist()
         undecoded = table.cast_column(image, datasets.Image(decode=False))
+        if label is None:
+            missing = f"no column holds labels; there are {', '.join(map(repr, table.features))}"
+            return cls(undecoded, image, [0] * len(table), None, places, missing)
+        labels = table.select_columns([label]).with_format("arrow")[:].column(0).to_pylist()
         return cls(undecoded, image, labels, label_names(table.features[label]), places)
 
     @cached_property
@@ -176,11 +185,18 @@ class TableRows(Rows):
         raise ValueError("the row holds no image, but names a file outside the data")
 
 
-def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str]:
-    """Find the columns of images and of labels: those asked for, the only likely ones, or those with a usual name."""
+def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str | None]:
+    """Find the columns of images and of labels: those asked for, the only likely ones, or those with a usual name.
+
+    None if no column could hold labels.
+    """
     import datasets
 
     image = _pick("image", options.image_column, features, datasets.Image, _could_be_images)
+    if options.label_column is None and not any(
+        isinstance(each, datasets.ClassLabel) or _could_be_labels(each) for each in features.values()
+    ):
+        return image, None
     return image, _pick("label", options.label_column, features, datasets.ClassLabel, _could_be_labels)
 
 
@@ -196,23 +212,23 @@ def _pick(
 ) -> str:
     certain = [name for name, feature in features.items() if isinstance(feature, declared)]
     possible = [name for name, feature in features.items() if could_be(feature)]
-    columns, able, likely = list(features), [*certain, *possible], certain or possible
+    able, likely = [*certain, *possible], certain or possible
     if asked is not None:
-        if asked not in columns:
-            raise DataError(f"there is no column '{asked}'{suggest(asked, columns)}")
+        if asked not in features:
+            raise DataError(f"there is no column '{asked}'{suggest(asked, list(features))}")
         if asked not in able:
             better = f"these could: {', '.join(map(repr, able))}" if able else "no other column does either"
             raise DataError(f"column '{asked}' does not hold {kind}s; {better}")
         return asked
     if not likely:
-        raise DataError(f"no column holds {kind}s; there are {', '.join(map(repr, columns))}")
-    column = likely[0] if len(likely) == 1 else next((name for name in USUAL_COLUMNS[kind] if name in likely), None)
-    if column is None:
+        raise DataError(f"no column holds {kind}s; there are {', '.join(map(repr, features))}")
+    usual = likely if len(likely) == 1 else [name for name in USUAL_COLUMNS[kind] if name in likely]
+    if not usual:
         raise DataError(
             f"several columns could hold {kind}s: {', '.join(map(repr, likely))}; "
             f"choose one with '{kind}_column' (--data-{kind}-column)"
         )
-    return column
+    return usual[0]
 
 
 def _could_be_images(feature: Any) -> bool:
@@ -254,11 +270,12 @@ def open_items(data: Any, options: DataOptions, labels: Sequence[str] | None = N
 
 @dataclass(frozen=True)
 class ItemRows(Rows):
-    """Items of a torch dataset or of any sequence of (image, label): PIL images, arrays or tensors."""
+    """Items of a torch dataset or of any sequence of (image, label), or of images alone: PIL, arrays or tensors."""
 
     dataset: Any
     labels: Sequence[Any]
     names: Names | None
+    unlabelled: str = ""
 
     @classmethod
     def of(cls, items: Any, names: Sequence[str] | None) -> ItemRows:
@@ -267,10 +284,14 @@ class ItemRows(Rows):
             raise DataError(f"a {type(items).__name__} has no length or no items by number; give a map-style dataset")
         if not len(items):
             raise DataError(f"the {type(items).__name__} is empty")
+        missing = f"the items of a {type(items).__name__} are not pairs (image, label)"
+        if _is_image(first := items[0]):
+            as_image(first)
+            return cls(items, [0] * len(items), None, missing)
         try:
-            image, _ = items[0]
+            image, _ = first
         except (TypeError, ValueError) as error:
-            raise DataError(f"the items of a {type(items).__name__} are not pairs (image, label)") from error
+            raise DataError(missing) from error
         as_image(image)  # an error here concerns all images
         whole = items
         while not names and whole is not None:  # torchvision's datasets have `classes`, a subset those of its dataset
@@ -285,7 +306,13 @@ class ItemRows(Rows):
         return f"item {row}"
 
     def image(self, row: int) -> Image:
-        return as_image(self.dataset[row][0])
+        return as_image(self.dataset[row] if self.unlabelled else self.dataset[row][0])
+
+
+def _is_image(item: Any) -> bool:
+    from PIL import Image
+
+    return isinstance(item, (Image.Image, np.ndarray, torch.Tensor))
 
 
 def _targets(items: Any) -> list[Any]:
@@ -325,7 +352,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def as_image(value: Any) -> Image:
-    """Make a PIL image of a PIL image, an array (height × width × channels) or a tensor (channels × height × width).
+    """Turn an array (height × width × channels) or a tensor (channels × height × width) into a PIL image.
 
     Example:
         >>> as_image(torch.zeros(3, 2, 4)).size

@@ -1,4 +1,4 @@
-"""How two bases are related: of one lineage, drifted apart, or trained independently. Weights tell, without gradients."""
+"""How two bases are related: of one lineage, drifted apart, or independent. Their weights tell, without gradients."""
 
 from __future__ import annotations
 

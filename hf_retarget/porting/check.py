@@ -222,7 +222,8 @@ def _with_graph(found: InputCheck, tuned: Checkpoint, target: Checkpoint, recipe
     except RetargetError as error:
         return replace(found, problems=(*found.problems, str(error)))
     graph, data = traced.graph, found.data
-    images = ImageCounts(data.training or 0, data.validation or 0, data.test or 0) if data else None
+    counts = [(data.divided.get(name) if data else None) or 0 for name in ("train", "validation", "test")]
+    images = ImageCounts(train=counts[0], validation=counts[1], test=counts[2])
     unknown = tuple(map(str, graph.unknown_operators))
     facts = GraphFacts(len(graph.groups), graph.share(1), traced.held, unknown)
     return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images))

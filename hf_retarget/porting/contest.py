@@ -50,6 +50,8 @@ class Contest:
             data = answer_for_labels(inputs.data, self.teacher, test=not inputs.data.labelled)
             inputs = replace(inputs, data=data)
             self.scorer = self.teacher.scorer = Scorer(inputs.model, data, inputs.classes, recipe.port, run)
+        if inputs.also is not None and not inputs.also.labelled:
+            inputs = replace(inputs, also=answer_for_labels(inputs.also, self.teacher, test=True))
         self.inputs = inputs
         self.entries: list[Entry] = []
         self.notes: list[str] = []

@@ -37,7 +37,7 @@ from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import Heads, fit_heads, make_model
 from hf_retarget.models.relation import INDEPENDENT, measure_relation
 from hf_retarget.models.weights import find_not_finite
-from hf_retarget.recipe import PortOptions, Recipe
+from hf_retarget.recipe import DataOptions, PortOptions, Recipe
 from hf_retarget.run import Run, describe_environment
 from hf_retarget.training.recorder import TrajectoryRecorder
 
@@ -249,7 +249,7 @@ def load_inputs(
         _check_real(source, tuned, real)
     with run.stage("loading", "loading the data"):
         preprocess = choose_preprocess(tuned, recipe.data.image_size)
-        data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token)
+        data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False)
         check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
         if not len(data.validation):
             raise DataError(
@@ -257,7 +257,7 @@ def load_inputs(
             )
         if recipe.port.targets == "labels" and not data.labelled:
             raise DataError(f"'{data.name}' has no labels to aim at; leave out --targets, or say --targets teacher")
-        also = _load_also(given.also_data, data, recipe, tuned, preprocess, run) if given.also_data else None
+        also = _load_also(given, data, recipe, tuned, preprocess, run) if given.also_data else None
         heads = _fit_heads((source, tuned, target), comparison, recipe, given.initial_head)
         model = target.build(tuned.num_classes)
         backbone = [name for name, _ in model.named_parameters() if name not in comparison.head]
@@ -266,17 +266,31 @@ def load_inputs(
             heads = _update_in_part(heads, relation, recipe.port)
         model.load_state_dict(heads.target)
         check_shapes(model, preprocess.input_size, tuned.num_classes)
-    return Inputs(source, tuned, target, comparison, heads, data, preprocess, model, recipe, relation, given, real, also)
+    return Inputs(
+        source, tuned, target, comparison, heads, data, preprocess, model, recipe, relation, given, real, also
+    )
 
 
 def _load_also(
-    reference: Any, data: ImageData, recipe: Recipe, tuned: Checkpoint, preprocess: Preprocess, run: Run
+    given: Given, data: ImageData, recipe: Recipe, tuned: Checkpoint, preprocess: Preprocess, run: Run
 ) -> ImageData:
-    """A second set of images with the same classes; data for a test only may have one split."""
-    options = replace(recipe.data, reference="", config=None, revision=None, limit=None)
-    found = load_data(reference, options, preprocess, model_labels=tuned.labels or data.labels, token=run.token)
+    """A second set of images with the same classes; of one without a test split, all images are tested on."""
+    reference, fits = given.also_data, given.also_data_fit
+    place = str(reference) if isinstance(reference, (str, Path)) else ""
+    options = DataOptions(reference=place, classes=recipe.data.classes, seed=recipe.data.seed)
+    found = load_data(
+        "" if place else reference,
+        options,
+        preprocess,
+        model_labels=tuned.labels or data.labels,
+        token=run.token,
+        need_labels=False,
+    )
     check_classes(found.name, found.classes, found.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
-    return found
+    if found.test.rows is found.train.rows and not fits:
+        test = found.test.join(found.train, found.test.name).join(found.validation, found.test.name)
+        found = replace(found, test=test)
+    return replace(found, test=replace(found.test, name=f"{found.test.name} (also)"))
 
 
 def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions) -> Heads:
@@ -288,8 +302,10 @@ def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions)
             f"there is nothing between independent bases, so --update {options.update:g} has no meaning "
             f"({relation.sentence}); leave it out"
         )
-    moved = {name: torch.lerp(old, heads.target[name], options.update) if old.is_floating_point() else heads.target[name]
-             for name, old in heads.source.items()}  # fmt: skip
+    moved = {
+        name: torch.lerp(old, new, options.update) if (new := heads.target[name]).is_floating_point() else new
+        for name, old in heads.source.items()
+    }
     return replace(heads, target=moved)
 
 

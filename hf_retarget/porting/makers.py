@@ -1,4 +1,4 @@
-"""How contenders are made: models as they are, closed-form heads, lines, steps along the trajectory, and fine-tuning."""
+"""How contenders are made: models as they are, closed-form heads, a line, steps of a trajectory, and fine-tuning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_retarget.contenders import FACTORS, PORT, Contender
 from hf_retarget.document import StepFigures
 from hf_retarget.errors import NotFiniteError, PortError
 from hf_retarget.evaluation.batchnorm import BatchNormReset
-from hf_retarget.evaluation.refit import Fitted, fit_head
+from hf_retarget.evaluation.refit import Fitted
 from hf_retarget.evaluation.scorer import Score
 from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.matching.fit import measure_fit
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, Tensor]
 
 CLOSE = 0.95
-"""Share of the tuned model's validation accuracy from which nothing more is matched between bases of one lineage: there,
+"""Share of the tuned model's validation accuracy from which nothing is matched between bases of one lineage: there,
 matching finds the identity, or moves neurons that should have stayed (docs/method.md)."""
 
 LEAD = 0.01
@@ -219,7 +219,9 @@ def follow_course(contest: Contest, contender: Contender) -> Made:
         contest.courses[contender.course] = _follow(contest, contender, contender.course, advance)
         masked, whole = (len(contest.courses[contender.course][name].steps) for name in ("matched", "whole"))
         if masked < whole:
-            contest.note(f"whole steps were ahead of masked ones after step {masked}: gradients followed them from there")
+            contest.note(
+                f"whole steps were ahead of masked ones after step {masked}: gradients followed them from there"
+            )
     return _make(contest, contender, contest.courses[contender.course])
 
 
@@ -465,8 +467,11 @@ def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple
 
 
 def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
-    """Fine-tune in one way; BatchNorm is re-estimated before each score, and the best of the scored steps counts."""
-    scorer, place = contest.scorer, contest.place
+    """Fine-tune in one way; BatchNorm is re-estimated before each score, and the best of the scored steps counts.
+
+    Only validation images can tell: training images are what it learns by heart.
+    """
+    scorer, place, data = contest.scorer, contest.place, contest.inputs.data
     options = replace(
         options,
         lr=way.lr,
@@ -489,7 +494,7 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
     def score(model: nn.Module, step: int) -> float:
         nonlocal best, weights
         scorer.reset_batchnorm()
-        found = scorer.score(contest.chosen_by)
+        found = scorer.score(data.validation)
         rank = (*_rank(found), step)
         if best is None or rank[:2] > best[:2]:
             best, weights = rank, scorer.weights()
@@ -498,7 +503,7 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
         return found.top1
 
     scorer.load(way.weights)
-    train = contest.teacher.teach(contest.inputs.data.train, way.targets)
+    train = contest.teacher.teach(data.train, way.targets)
     history = train_model(scorer.model, train, options, contest.run, checkpoint=checkpoint, score=score)
     scorer.load(weights)
-    return Made(weights, scorer.score(contest.chosen_by), options.steps, curve=history.scores)
+    return Made(weights, scorer.score(data.validation), options.steps, curve=history.scores)

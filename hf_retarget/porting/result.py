@@ -75,7 +75,7 @@ class PortResult:
     weights: dict[str, Tensor] = field(repr=False)
     """Its state dict, in float32."""
     permutation: Permutation | None
-    """That of the best step, also good for other fine-tunings between the same two bases; None if nothing was matched."""
+    """That of the best step, good for other fine-tunings between the same bases, too; None if nothing was matched."""
     document: PortDocument = field(repr=False)
     """What port.json holds."""
     recipe: Recipe = field(repr=False)
@@ -315,9 +315,9 @@ def _warn_of_seen(contest: Contest) -> list[str]:
     if seen.top1 - new.top1 <= 2 * error:
         return []
     return [
-        f"the tuned model has {percent(seen.top1)} of the images to choose by right, and {percent(new.top1)} of the test "
-        "images: it was probably trained on the former, which flatters whatever carries its fine-tuning; name images "
-        "that it has not seen with --data-validation-split"
+        f"the tuned model has {percent(seen.top1)} of the images to choose by right, but {percent(new.top1)} of the "
+        "test images: it was probably trained on the former, which flatters whatever carries its fine-tuning; name "
+        "images that it has not seen with --data-validation-split"
     ]
 
 

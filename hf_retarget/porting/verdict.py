@@ -19,7 +19,8 @@ def paired_error(ours: Score, theirs: Score) -> float:
     """The standard error of the difference of two accuracies on the same images: only where they differ counts.
 
     Example:
-        >>> ours, theirs = (Score(1.0, 0.5, None, 4, (), (), said, (0, 0, 1, 1)) for said in ((0, 0, 0, 0), (0, 1, 1, 0)))
+        >>> answers = ((0, 0, 0, 0), (0, 1, 1, 0))
+        >>> ours, theirs = (Score(1.0, 0.5, None, 4, (), (), said, (0, 0, 1, 1)) for said in answers)
         >>> round(paired_error(ours, theirs), 3), paired_error(ours, ours)
         (0.354, 0.0)
     """

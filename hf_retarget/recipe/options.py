@@ -70,17 +70,22 @@ class PortOptions(_Options):
     section = "port"
 
     method: str = _option(
-        "auto", "what is added to the new base, and how it is matched (auto: try several, keep the best)",
+        "auto",
+        "what is added to the new base, and how it is matched (auto: try several, keep the best)",
         choices=method_names(),
     )
     targets: str = _option(
         "auto", "what gradients, heads and fine-tuning aim at (auto: what validation images prefer)", choices=TARGETS
     )
     alpha: float | None = _option(
-        None, "factor of the fine-tuning in a naive port of `auto` (chosen on validation images if not given)",
-        above=0, most=10,
+        None,
+        "factor of the fine-tuning in a naive port of `auto` (chosen on validation images if not given)",
+        above=0,
+        most=10,
     )
-    update: float = _option(1.0, "share of the way from the old base to the new one, if they are related", above=0, most=1)
+    update: float = _option(
+        1.0, "share of the way from the old base to the new one, if they are related", above=0, most=1
+    )
     trajectory: str = _option(
         "linear",
         "straight line to the tuned weights, or the checkpoints of the fine-tuning",
