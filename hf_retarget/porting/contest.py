@@ -220,7 +220,7 @@ class Contest:
                 raise
             self.note(f"{contender.label} failed: {error}")
             return
-        if role not in (PORT, AFTER):
+        if role not in (PORT, AFTER) and not contender.place:  # what might win elsewhere, others may start from
             made = replace(made, weights={}, best=replace(made.best, weights={}) if made.best else None)
         self.entries.append(Entry(contender, role, made, test, also, images))
 
