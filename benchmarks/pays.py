@@ -33,11 +33,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import hf_retarget as rt
-from hf_retarget.data import DataOptions, Split, choose_preprocess, load_data
+from hf_retarget.data import Split, choose_preprocess, load_data
 from hf_retarget.evaluation.scorer import Scorer
 from hf_retarget.files import save_tensors
 from hf_retarget.models import load_checkpoint
-from hf_retarget.recipe.options import TrainOptions
+from hf_retarget.recipe.options import DataOptions, TrainOptions
 from hf_retarget.run import Run, list_versions
 from hf_retarget.training.loop import train_model
 

@@ -72,7 +72,7 @@ def test_a_shipped_recipe_has_a_name_words_and_data(name):
 @pytest.mark.parametrize("preset", [None, "paper"])
 def test_the_hyperparameters_of_the_paper(name, steps, gradients, batchnorm, preset):
     port = load_recipe(name, preset).port
-    assert port.method == ("fgmt" if preset or name == "mnist" else "fgmt-sign")
+    assert port.method == ("fgmt" if preset else "auto")
     assert (port.schedule, port.batch_size, port.augment) == ("uniform", 128, False)
     assert (port.steps, port.grad_batches) == (steps, gradients)
     assert batchnorm is None or port.bn_batches == batchnorm
@@ -141,7 +141,7 @@ def test_every_default_is_a_value_of_its_field():
 
 def test_methods_heads_and_schedules_are_those_that_there_are():
     choices = {field.key: set(field.choices) for field in fields()}
-    assert choices["port.method"] == {each.name for each in contenders() if each.is_method}
+    assert choices["port.method"] == {"auto", *(each.name for each in contenders() if each.is_method)}
     assert choices["port.head"] == set(PORT_HEADS)
     assert choices["port.schedule"] == set(SCHEDULES)
 
@@ -222,7 +222,7 @@ def test_an_override_changes_one_thing_and_leaves_the_recipe():
     [
         ("port.stpes", "unknown field 'port.stpes'; did you mean 'steps'?"),
         ("prot.steps", "unknown section 'prot'; did you mean 'port'?"),
-        ("port.zzzzzz", "there are method, trajectory"),
+        ("port.zzzzzz", "there are method, targets"),
         ("steps", "'steps' does not say its section; did you mean 'port.steps'?"),
     ],
 )

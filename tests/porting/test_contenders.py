@@ -18,7 +18,17 @@ from matplotlib.markers import MarkerStyle
 import hf_retarget as rt
 from hf_retarget import contenders as registry
 from hf_retarget.cli import main
-from hf_retarget.contenders import AFTER, BESIDE, PORT, Asked, Contender, choose_contenders, contenders, find_contender
+from hf_retarget.contenders import (
+    AFTER,
+    AUTO,
+    BESIDE,
+    PORT,
+    Asked,
+    Contender,
+    choose_contenders,
+    contenders,
+    find_contender,
+)
 from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting.contest import Contest
@@ -28,8 +38,17 @@ from hf_retarget.report.comparison import draw_comparison_page
 # name: the roles that it can have, gradients for 3 steps, whether it is a method
 TABLE = {
     "tuned": ({BESIDE}, 0, False),
+    "tuned-head": ({BESIDE}, 0, False),
+    "old-head": ({BESIDE}, 0, False),
     "base": ({BESIDE}, 0, False),
     "naive": ({PORT, BESIDE}, 0, True),
+    "line": ({PORT}, 0, False),
+    "line-head": ({PORT}, 0, False),
+    "head": ({PORT, BESIDE}, 0, True),
+    "matched": ({PORT}, 6, False),
+    "matched-head": ({PORT}, 0, False),
+    "whole": ({PORT}, 6, False),
+    "whole-head": ({PORT}, 0, False),
     "naive-sign": ({PORT, BESIDE}, 3, True),
     "oracle": ({PORT, BESIDE}, 0, True),
     "plain": ({BESIDE}, 0, False),
@@ -97,11 +116,16 @@ def test_matplotlib_draws_its_marker_and_line(contender):
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_a_contest_has_one_port_and_everything_once(asked):
+def test_a_contest_has_a_port_and_everything_once(asked):
     chosen = choose_contenders(asked)
     names, roles = [each.name for each, _ in chosen], [role for _, role in chosen]
     assert len(names) == len(set(names))
-    assert (names[0], roles[0], roles.count(PORT)) == (asked.method, PORT, 1)
+    if asked.method == AUTO:
+        assert {name for name, role in zip(names, roles, strict=True) if role == PORT} == {
+            each.name for each in contenders() if each.place
+        }
+    else:
+        assert (names[0], roles[0], roles.count(PORT)) == (asked.method, PORT, 1)
     assert roles == sorted(roles, key=(PORT, AFTER, BESIDE).index), (
         "who continues from the winner comes before the rest"
     )
@@ -109,6 +133,17 @@ def test_a_contest_has_one_port_and_everything_once(asked):
     assert sum(each.is_alternative for each, _ in chosen) == (asked.control == "full")
     unmatched = find_contender(asked.method).without_matching
     assert not unmatched or (unmatched in names) is asked.compared
+
+
+def test_places_say_who_is_simpler_and_what_is_refitted_comes_first():
+    places = [each.place for each in contenders() if each.place]
+    assert sorted(places) == list(range(1, len(places) + 1))
+    names = [each.name for each in contenders()]
+    for each in contenders():
+        if each.refits:
+            assert names.index(each.refits) < names.index(each.name)
+            assert find_contender(each.refits).place < each.place, "of equals the one with its own head"
+            assert find_contender(each.refits).course == each.course
 
 
 def test_a_name_is_registered_once():
