@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 
-CLOSE = 0.95
+CLOSE = 0.9
 """Share of the tuned model's validation accuracy from which nothing is matched between bases of one lineage: there,
 matching finds the identity, or moves neurons that should have stayed (docs/method.md)."""
 
