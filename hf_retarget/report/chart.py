@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -78,6 +78,8 @@ class Chart:
 class Drawing:
     """A chart that is being drawn: matplotlib's axes in our style, and tooltips.
 
+    With several `panels`, which lie side by side, `axes` is the first of them.
+
     Example:
         >>> drawing = Drawing("curve")
         >>> line = drawing.axes.plot([1, 2, 3], [0.1, 0.4, 0.5], color=COLOURS["accent"])
@@ -86,7 +88,7 @@ class Drawing:
         True
     """
 
-    def __init__(self, name: str, width: float = 5.0, height: float = 3.3) -> None:
+    def __init__(self, name: str, width: float = 5.0, height: float = 3.3, panels: int = 1) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -94,7 +96,8 @@ class Drawing:
         self._tips: dict[str, str] = {}
         with rc_context(_STYLE):
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.axes: Any = self.figure.subplots()
+            self.panels: list[Any] = list(self.figure.subplots(1, panels, squeeze=False)[0])
+        self.axes = self.panels[0]
 
     def tip(self, artist: Artist, text: str) -> None:
         """Show `text` as the tooltip of `artist`, on pointing at it and on reaching it with the arrow keys."""
@@ -104,13 +107,22 @@ class Drawing:
 
     def columns(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
         """Tooltips for a chart that is read from left to right: one for each place on the x axis."""
-        for low, high, text in _spans(places, texts):
-            self.tip((axes or self.axes).axvspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
+        self._strips((axes or self.axes).axvspan, places, texts)
 
-    def rows(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
+    def rows(self, places: Sequence[float], texts: Sequence[str]) -> None:
         """Tooltips for a chart that is read from top to bottom: one for each row."""
-        for low, high, text in _spans(places, texts):
-            self.tip((axes or self.axes).axhspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
+        self._strips(self.axes.axhspan, places, texts)
+
+    def _strips(self, draw: Callable[..., Artist], places: Sequence[float], texts: Sequence[str]) -> None:
+        # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
+        if not places:
+            return
+        ordered = sorted(zip(places, texts, strict=True), key=lambda each: each[0])
+        values = [place for place, _ in ordered]
+        one, other = (values[1], values[-2]) if len(values) > 1 else (values[0] + 1, values[0] - 1)
+        edges = [(low + high) / 2 for low, high in pairwise([2 * values[0] - one, *values, 2 * values[-1] - other])]
+        for (low, high), (_, text) in zip(pairwise(edges), ordered, strict=True):
+            self.tip(draw(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
 
     def percents(self, axis: str = "y") -> None:
         """Label an axis with percentages, with decimals only where they are needed."""
@@ -171,19 +183,6 @@ def clean(text: str, longest: int | None = None) -> str:
         return text
     half = (longest - 1) // 2
     return f"{text[: longest - 1 - half]}…{text[-half:]}"
-
-
-def _spans(places: Sequence[float], texts: Sequence[str]) -> list[tuple[float, float, str]]:
-    # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
-    order = sorted(range(len(places)), key=lambda number: places[number])
-    values = [places[number] for number in order]
-    if not values:
-        return []
-    if len(values) == 1:
-        return [(values[0] - 0.5, values[0] + 0.5, texts[0])]
-    middles = [(one + two) / 2 for one, two in pairwise(values)]
-    edges = [2 * values[0] - middles[0], *middles, 2 * values[-1] - middles[-1]]
-    return [(edges[i], edges[i + 1], texts[number]) for i, number in enumerate(order)]
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
