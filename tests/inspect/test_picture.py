@@ -11,7 +11,7 @@ import pytest
 
 from hf_retarget.graph import PermutationGraph
 from hf_retarget.inspection import draw_page, draw_picture
-from hf_retarget.inspection.lanes import sketch
+from hf_retarget.inspection.picture import sketch
 from hf_retarget.inspection.roles import Role
 
 SVG = "{http://www.w3.org/2000/svg}"
