@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hf_retarget.document import ContenderFigures, PortDocument
 from hf_retarget.report.classes import list_classes
-from hf_retarget.report.curves import list_paid
+from hf_retarget.report.figures import list_paid
 from hf_retarget.words import number, percent
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from hf_retarget.files import atomic_path
-from hf_retarget.report.palette import COLOURS, all_colours
+from hf_retarget.report.page import COLOURS, all_colours, clean
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -23,9 +23,6 @@ __all__ = ["COLOURS", "Chart", "Drawing", "clean"]
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _FONT = "DejaVu Sans"  # comes with matplotlib: the same picture everywhere
-
-# XML forbids most control characters even when escaped; a label may still contain them.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 _DPI = 130  # of a PNG
 
@@ -83,7 +80,7 @@ class Drawing:
     Example:
         >>> drawing = Drawing("curve")
         >>> line = drawing.axes.plot([1, 2, 3], [0.1, 0.4, 0.5], color=COLOURS["accent"])
-        >>> drawing.columns([1, 2, 3], ["step 1: 10%", "step 2: 40%", "step 3: 50%"])
+        >>> drawing.columns({1: "step 1: 10%", 2: "step 2: 40%", 3: "step 3: 50%"})
         >>> "step 2: 40%" in drawing.finish("Accuracy rises from 10% to 50%.").inline
         True
     """
@@ -105,41 +102,45 @@ class Drawing:
         artist.set_gid(key)
         self._tips[key] = text
 
-    def columns(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
+    def columns(self, tips: Mapping[float, str], axes: Any = None) -> None:
         """Tooltips for a chart that is read from left to right: one for each place on the x axis."""
-        self._strips((axes or self.axes).axvspan, places, texts)
+        self._strips((axes or self.axes).axvspan, tips)
 
-    def rows(self, places: Sequence[float], texts: Sequence[str]) -> None:
-        """Tooltips for a chart that is read from top to bottom: one for each row."""
-        self._strips(self.axes.axhspan, places, texts)
+    def rows(self, tips: Mapping[float, str]) -> None:
+        """Tooltips for a chart that is read from top to bottom: one for each place on the y axis."""
+        self._strips(self.axes.axhspan, tips)
 
-    def _strips(self, draw: Callable[..., Artist], places: Sequence[float], texts: Sequence[str]) -> None:
+    def _strips(self, draw: Callable[..., Artist], tips: Mapping[float, str]) -> None:
         # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
-        if not places:
-            return
-        ordered = sorted(zip(places, texts, strict=True), key=lambda each: each[0])
-        values = [place for place, _ in ordered]
-        one, other = (values[1], values[-2]) if len(values) > 1 else (values[0] + 1, values[0] - 1)
-        edges = [(low + high) / 2 for low, high in pairwise([2 * values[0] - one, *values, 2 * values[-1] - other])]
-        for (low, high), (_, text) in zip(pairwise(edges), ordered, strict=True):
-            self.tip(draw(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
+        places = sorted(tips)
+        if places:
+            one, other = (places[1], places[-2]) if len(places) > 1 else (places[0] + 1, places[0] - 1)
+            beyond = [2 * places[0] - one, *places, 2 * places[-1] - other]
+            middles = [(low + high) / 2 for low, high in pairwise(beyond)]
+            for place, (low, high) in zip(places, pairwise(middles), strict=True):
+                self.tip(draw(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), tips[place])
 
-    def percents(self, axis: str = "y") -> None:
-        """Label an axis with percentages, with decimals only where they are needed."""
-        getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    def label(
+        self, x: str = "", y: str = "", *, percents: str = "", counts: str = "", thousands: str = "", legend: int = 2
+    ) -> None:
+        """Name the axes, and put a legend with this many columns below the chart, or none.
 
-    def counts(self, axis: str = "x") -> None:
-        """Label an axis with whole numbers."""
+        The axes named in `percents`, `counts` and `thousands` ("x", "y" or both) show percentages, with decimals only
+        where they are needed, whole numbers, or large numbers.
+        """
+        from matplotlib import rc_context
         from matplotlib.ticker import MaxNLocator
 
-        getattr(self.axes, f"{axis}axis").set_major_locator(MaxNLocator("auto", integer=True))
-
-    def legend(self, columns: int = 2) -> None:
-        """Put a legend below the chart."""
-        from matplotlib import rc_context
-
-        with rc_context(_STYLE):
-            self.figure.legend(loc="outside lower center", ncols=columns, fontsize=9, handlelength=2.6)
+        self.axes.set(xlabel=x, ylabel=y)
+        for axis in percents:
+            getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        for axis in counts:
+            getattr(self.axes, f"{axis}axis").set_major_locator(MaxNLocator("auto", integer=True))
+        for axis in thousands:
+            getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{value:,.0f}")
+        if legend:
+            with rc_context(_STYLE):
+                self.figure.legend(loc="outside lower center", ncols=legend, fontsize=9, handlelength=2.6)
 
     def finish(self, alt: str) -> Chart:
         """Render. The same drawing gives the same bytes."""
@@ -169,20 +170,6 @@ class Drawing:
         _prefix_ids(root, f"{self.name}-")
         _describe(root, clean(alt), {f"{self.name}-{key}": clean(text) for key, text in self._tips.items()})
         return Chart(self.name, clean(alt), _as_file(root), png.getvalue(), _as_part(root))
-
-
-def clean(text: str, longest: int | None = None) -> str:
-    """Text for pictures and pages: without control characters, and if it is too long, only its beginning and end.
-
-    Example:
-        >>> clean("a very long name", longest=9)
-        'a ve…name'
-    """
-    text = _FORBIDDEN.sub("�", text)
-    if longest is None or len(text) <= longest:
-        return text
-    half = (longest - 1) // 2
-    return f"{text[: longest - 1 - half]}…{text[-half:]}"
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:

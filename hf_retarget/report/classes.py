@@ -40,19 +40,14 @@ def draw_classes(document: PortDocument) -> Chart | None:
         axes.hlines(places, others, values, color=COLOURS["line"], linewidth=2.5, zorder=2)
         axes.plot(others, places, "v", color=them.colours[0], label=them.label, zorder=3)
     axes.plot(values, places, "o", color=us.colours[0], label=us.label, zorder=4)
-    drawing.rows(
-        places,
-        [
-            f"{name}\n{us.label}: {percent(mine)}" + (f"\n{them.label}: {percent(other)}" if them else "")
-            for name, mine, other in shown
-        ],
-    )
+    tips: dict[float, str] = {}
+    for place, (name, mine, other) in enumerate(shown):
+        tips[place] = f"{name}\n{us.label}: {percent(mine)}" + (f"\n{them.label}: {percent(other)}" if them else "")
+    drawing.rows(tips)
     axes.set_yticks(places, [clean(row[0], _NAME) for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-0.03, 1.03)
-    drawing.percents("x")
-    axes.set_xlabel("test accuracy on the class")
-    drawing.legend()
+    drawing.label("test accuracy on the class", percents="x")
     better = sum((mine or 0) > (other or 0) for _, mine, other in rows) if them else 0
     return drawing.finish(
         f"Test accuracy on {len(shown)} of {len(rows)} classes"
@@ -79,8 +74,7 @@ def draw_confusion(document: PortDocument) -> Chart | None:
     axes.set_ylim(len(matrix) - 0.5, -0.5)
     axes.grid(visible=False)
     axes.set_aspect("equal")
-    axes.set_xlabel("what the model says" + ("" if few else " (number of the class)"))
-    axes.set_ylabel("what it is")
+    drawing.label("what the model says" + ("" if few else " (number of the class)"), "what it is", legend=0)
     right = sum(row[at] for at, row in enumerate(matrix)) / (sum(map(sum, matrix)) or 1)
     return drawing.finish(f"Confusion matrix of {len(matrix)} classes; {percent(right)} lies on the diagonal.")
 

@@ -162,10 +162,8 @@ def draw_scores(document: Document) -> Chart:
     axes.grid(visible=False, axis="y")
     axes.set_ylim(height - 0.5, -0.9)
     axes.set_xlim(left=0)
-    axes.set_xlabel("accuracy on the test images")
-    drawing.percents("x")
-    drawing.rows(list(tips), list(tips.values()))
-    drawing.legend(4)
+    drawing.rows(tips)
+    drawing.label("accuracy on the test images", percents="x", legend=4)
     words = [
         f"{group['name']}: "
         + ", ".join(f"{find_contender(name).short} {describe_spread(group['top1'].get(name))}" for name in names)
@@ -179,7 +177,7 @@ def draw_curves(document: Document) -> Chart:
     groups = document["groups"]
     same = len({run["steps"] for group in groups for run in group["runs"]}) == 1
     drawing = Drawing("curves", 6.8, 4.0)
-    texts: dict[float, list[str]] = {}
+    tips: dict[float, str] = {}
     for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
         cycle, place = divmod(number, len(_PAINTS))
         style = {"color": COLOURS[_PAINTS[place]], "linestyle": _STYLES[cycle % len(_STYLES)]}
@@ -191,14 +189,14 @@ def draw_curves(document: Document) -> Chart:
         _add_lines(drawing, curves, mean, label=label, **style)
         for at, top1 in mean:
             heading = f"step {at:g}" if same else f"{at:.0%} of the way"
-            texts.setdefault(at, [heading]).append(f"{group['name']}: {percent(top1)}")
+            tips[at] = f"{tips.get(at, heading)}\n{group['name']}: {percent(top1)}"
     drawing.axes.axhline(document["chance"], color=COLOURS["muted"], linewidth=1.1, linestyle=":", label="chance")
-    drawing.axes.set_xlabel("step along the fine-tuning" if same else "share of the fine-tuning")
+    drawing.axes.set_ylim(bottom=0)
+    drawing.columns(tips)
     if same:
-        drawing.counts()
+        drawing.label("step along the fine-tuning", "validation accuracy", percents="y", counts="x", legend=3)
     else:
-        drawing.percents("x")
-    _label(drawing, texts, legend=3)
+        drawing.label("share of the fine-tuning", "validation accuracy", percents="xy", legend=3)
     ends = "; ".join(f"{group['name']} ends at {percent(group['curve'][-1][1])}" for group in groups if group["curve"])
     return drawing.finish(f"Validation accuracy along the fine-tuning, mean of each group: {ends}.")
 
@@ -210,7 +208,7 @@ def draw_prices(document: Document) -> Chart | None:
     if not any(group["curves"].get(each.name) for group in groups for each in paid):
         return None
     drawing = Drawing("prices", 6.8, 4.0)
-    texts: dict[float, list[str]] = {}
+    tips: dict[float, str] = {}
     for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
         paint = COLOURS[_PAINTS[number % len(_PAINTS)]]
         for row in (each for each in paid if each.name in group["curves"]):
@@ -219,10 +217,10 @@ def draw_prices(document: Document) -> Chart | None:
             style = (0, (4, 2)) if row.is_alternative else "-"
             _add_lines(drawing, curves, mean, label=words, color=paint, linestyle=style)
             for at, top1 in mean:
-                texts.setdefault(at, [f"after {at:,.0f} images"]).append(f"{words}: {percent(top1)}")
-    drawing.axes.set_xlabel("training images that went into gradients")
-    drawing.axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    _label(drawing, texts, legend=2)
+                tips[at] = f"{tips.get(at, f'after {at:,.0f} images')}\n{words}: {percent(top1)}"
+    drawing.axes.set_ylim(bottom=0)
+    drawing.columns(tips)
+    drawing.label("training images that went into gradients", "validation accuracy", percents="y", thousands="x")
     return drawing.finish(
         "Validation accuracy over training images: fine-tuning after the port, and plain fine-tuning."
     )
@@ -233,11 +231,3 @@ def _add_lines(drawing: Drawing, runs: Sequence[Curve], mean: Curve, label: str,
     for curve in runs:
         drawing.axes.plot(*zip(*curve, strict=True), **style, linewidth=0.8, alpha=0.5)
     drawing.axes.plot(*zip(*mean, strict=True), **style, linewidth=2.6, label=label)
-
-
-def _label(drawing: Drawing, texts: Mapping[float, Sequence[str]], legend: int) -> None:
-    drawing.columns(list(texts), ["\n".join(lines) for lines in texts.values()])
-    drawing.axes.set_ylim(bottom=0)
-    drawing.axes.set_ylabel("validation accuracy")
-    drawing.percents()
-    drawing.legend(legend)

@@ -72,18 +72,18 @@ def _describe_point(point: Figures, models: Sequence[Figures]) -> str:
 def _draw_line(figures: Figures) -> Chart:
     drawing = Drawing("plane", 8.2, 3.2, panels=2)
     models, points = figures["models"], sorted(figures["points"], key=lambda point: float(point["x"]))
-    places, tips = [each["x"] for each in points], [_describe_point(each, models) for each in points]
+    tips = {each["x"]: _describe_point(each, models) for each in points}
     start, end = (clean(each["name"], _NAME) for each in models)
     for axes, (key, words) in zip(drawing.panels, _PANELS.items(), strict=True):
         ends, values = ([math.nan if each[key] is None else each[key] for each in some] for some in (models, points))
         axes.plot([0, 1], ends, color=COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)))
-        axes.plot(places, values, color=COLOURS["accent"], marker="o", markersize=2.6)
+        axes.plot(list(tips), values, color=COLOURS["accent"], marker="o", markersize=2.6)
         axes.plot([0, 1], ends, linestyle="none", marker="o", markersize=8, color=COLOURS["accent"])
         axes.set_title(words, loc="left", fontsize=10.5)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [start, "¼", "½", "¾", end])
         _mark_barrier(axes, figures["barrier"], key, ends)
-        drawing.columns(places, tips, axes)
-    drawing.percents()
+        drawing.columns(tips, axes)
+    drawing.label(percents="y", legend=0)
     return drawing.finish(describe_plane(figures))
 
 

@@ -12,7 +12,7 @@ from hf_retarget.graph import Group
 from hf_retarget.inspection.picture import Lane, gain_colour
 from hf_retarget.inspection.roles import Role
 from hf_retarget.report import Drawing, page, render
-from hf_retarget.report.palette import PALETTE, all_colours
+from hf_retarget.report.page import PALETTE, all_colours
 
 TEMPLATES = sorted((Path(page.__file__).parent / "templates").iterdir())
 
