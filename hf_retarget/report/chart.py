@@ -168,8 +168,14 @@ class Drawing:
         for each in root.findall(f"{{{_SVG}}}metadata"):
             root.remove(each)
         _prefix_ids(root, f"{self.name}-")
-        _describe(root, clean(alt), {f"{self.name}-{key}": clean(text) for key, text in self._tips.items()})
-        return Chart(self.name, clean(alt), _as_file(root), png.getvalue(), _as_part(root))
+        for node in root.iter(f"{{{_SVG}}}g"):
+            if tip := self._tips.get(node.get("id", "").removeprefix(f"{self.name}-")):
+                node.set("class", "spot")
+                _add_title(node, clean(tip))
+        title = _add_title(root, clean(alt))
+        whole = _to_text(root)
+        root.remove(title)  # or the browser would show it everywhere in the chart
+        return Chart(self.name, clean(alt), whole, png.getvalue(), _make_part(root, clean(alt)))
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
@@ -184,43 +190,31 @@ def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
                 node.set(key, value.replace("url(#", f"url(#{prefix}"))
 
 
-def _describe(root: ElementTree.Element, alt: str, tips: dict[str, str]) -> None:
+def _add_title(node: ElementTree.Element, text: str) -> ElementTree.Element:
     title = ElementTree.Element(f"{{{_SVG}}}title")
-    title.text = alt
-    root.insert(0, title)
-    for node in root.iter(f"{{{_SVG}}}g"):
-        if text := tips.get(node.get("id", "")):
-            node.set("class", "spot")
-            words = ElementTree.Element(f"{{{_SVG}}}title")
-            words.text = text
-            node.insert(0, words)
+    title.text = text
+    node.insert(0, title)
+    return title
 
 
-def _as_file(root: ElementTree.Element) -> str:
+def _to_text(root: ElementTree.Element) -> str:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _as_part(root: ElementTree.Element) -> str:
+def _make_part(root: ElementTree.Element, alt: str) -> str:
+    """The chart as a part of a page: its colours are variables of the page, and its size is that of its place."""
     names = {light: name for name, (light, _) in reversed(all_colours().items())}  # the first name of a value counts
     paint = re.compile("|".join(names))
-    # A copy whose colours are variables of the page and whose size is that of its place.
-    part = ElementTree.fromstring(ElementTree.tostring(root, encoding="unicode"))
-    title = part.find(f"{{{_SVG}}}title")
-    if title is not None:
-        part.set("aria-label", title.text or "")
-        part.remove(title)  # or the browser would show it everywhere in the chart
-    for key in ("width", "height"):
-        part.attrib.pop(key, None)
-    for parent in list(part.iter()):
+    for parent in list(root.iter()):
         for sheet in parent.findall(f"{{{_SVG}}}style"):
             parent.remove(sheet)  # it would apply to the whole page; style.css has the same rules for charts
-    part.set("class", "chart")
-    part.set("role", "img")
-    part.set("tabindex", "0")
-    for node in part.iter():
+    for key in ("width", "height"):
+        root.attrib.pop(key, None)
+    root.attrib.update({"aria-label": alt, "class": "chart", "role": "img", "tabindex": "0"})
+    for node in root.iter():
         if style := node.get("style"):
             style = style.replace(f"'{_FONT}'", "system-ui").replace(_FONT, "system-ui")
             node.set("style", paint.sub(lambda found: f"var(--{names[found.group()]})", style))
-    return _as_file(part)
+    return _to_text(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +10,21 @@ from typing import Any
 from hf_retarget.contenders import find_contender
 from hf_retarget.document import PortDocument
 from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import data_uri
 from hf_retarget.words import percent
 
 _MANY = 30  # classes that fit into one chart; of more, the extremes are shown
 _CELLS = 20  # classes up to which every cell of the confusion matrix can be pointed at
 _NAME = 20  # letters
+_COLUMNS = 6  # of sample images
+
+KINDS = {
+    "only ours": "Only the port is right",
+    "only theirs": "Only the other is right",
+    "neither": "Both are wrong",
+    "both": "Both are right",
+}
+_ALONE = {"neither": "The port is wrong", "both": "The port is right"}
+"""The same where there is nothing to compare with."""
 
 
 def list_classes(document: PortDocument) -> list[tuple[str, float | None, float | None]]:
@@ -115,14 +125,6 @@ def _image(drawing: Drawing, shares: list[list[float]]) -> None:
 
 # ---- single images
 
-KINDS = {"only ours": "Only the port is right", "only theirs": "Only the other is right"} | {
-    "neither": "Both are wrong",
-    "both": "Both are right",
-}
-_ALONE = {"neither": "The port is wrong", "both": "The port is right"}
-"""The same where there is nothing to compare with."""
-_COLUMNS = 6
-
 
 def list_samples(document: PortDocument, thumbnails: Mapping[int, bytes]) -> list[dict[str, Any]]:
     """The kinds of images, each with how many there are and those that are shown; none if no image is to be shown."""
@@ -148,7 +150,7 @@ def _describe_image(facts: dict[str, Any], names: list[str], picture: bytes) -> 
     kind = "image/jpeg" if picture.startswith(b"\xff\xd8") else "image/png"
     words = "; ".join(f"{each['who']} says {each['name']}" for each in said)
     return {
-        "address": data_uri(picture, kind),
+        "address": f"data:{kind};base64,{base64.b64encode(picture).decode()}",
         "label": label,
         "said": said,
         "alt": f"Test image {facts['number']}: {label}. {words}.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -42,16 +41,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {"percent": percent, "number": number, "duration": duration, "size": size}
     return environment
-
-
-def data_uri(content: bytes, kind: str = "image/png") -> str:
-    """An image as a data URI.
-
-    Example:
-        >>> data_uri(b"ab")
-        'data:image/png;base64,YWI='
-    """
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def clean(text: str, longest: int | None = None) -> str:
