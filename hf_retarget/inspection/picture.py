@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.inspection.roles import Flow, Role, flows, join, repeated_blocks, roles
+from hf_retarget.inspection.roles import Flow, Pin, Role, flows, join, repeated_blocks, roles
 from hf_retarget.inspection.summary import summarise
 from hf_retarget.report.page import render
 
@@ -24,6 +24,7 @@ _SHADES = 4  # of each family of roles in the palette
 _ORDINARY = frozenset({"weight", "bias", "running_mean", "running_var", "num_batches_tracked"})
 _INDEX = re.compile(r"(?:^|(?<=\.))[A-Za-z_]*\d+\.")
 _LETTER, _SMALL_LETTER = 7.25, 6.4  # the widths of a letter of the monospaced face, on the safe side
+_LEFT = 18  # where pinned input sides are
 _GAINS = (0.1, 0.25, 0.5)
 _INTRODUCTION = (
     "Each line is a group: neurons that may be reordered together without changing what the model computes.",
@@ -96,7 +97,7 @@ def gain_colour(gain: float | None) -> str:
 def _legend(plan: Sketch) -> list[tuple[str, str]]:
     """Samples of the lines and marks that occur, and what they mean."""
     present = {lane.role for lane in plan.lanes}
-    pinned = {reason for row in plan.rows for reason, _ in row.flow.pinned}
+    pinned = {pin.reason for row in plan.rows for pin in row.flow.pins}
     entries = [entry for role, entry in _LEGEND.items() if role in present] + [("lead", _LEAD)]
     if pinned:
         red = "; red: for another reason, such as an operator without a rule" if pinned - {"input", "output"} else ""
@@ -151,24 +152,20 @@ def _bands(plan: Sketch) -> list[tuple[int, int]]:
 def _leads(plan: Sketch, pinned: int) -> list[tuple[Any, ...]]:
     # From what a module reads to what it writes: (row, left end, right end, where it arrives first, from which side:
     # 1 from the left and -1 from the right, pins at its ends).
-    place = {lane.group.name: lane.x for lane in plan.lanes}
+    place: dict[str | Pin, int] = {lane.group.name: lane.x for lane in plan.lanes}
     leads = []
-    for row in plan.rows:
-        if row.flow.leads:
-            ends = [(18, row.flow.pinned_reads), (pinned, row.flow.pinned_writes)]
-            reads = [place[name] for name in row.flow.reads] + [18] * bool(row.flow.pinned_reads)
-            writes = [place[name] for name in row.flow.writes] + [pinned] * bool(row.flow.pinned_writes)
-            pairs = [(read, write) for read in reads for write in writes]
-            source, sink = min(pairs, key=lambda pair: (pair[0] == pair[1], abs(pair[0] - pair[1])))
-            direction = (sink > source) - (sink < source)
-            pins = [(x, *_pin(sides)) for x, sides in ends if sides]
-            leads.append((row, min(reads + writes), max(reads + writes), sink, direction, pins))
+    for row in (each for each in plan.rows if each.flow.leads):
+        reads = [place.get(each, _LEFT) for each in row.flow.reads]
+        writes = [place.get(each, pinned) for each in row.flow.writes]
+        source, sink = min(product(reads, writes), key=lambda pair: (pair[0] == pair[1], abs(pair[0] - pair[1])))
+        direction = (sink > source) - (sink < source)
+        pins = []
+        for x, side in ((_LEFT, row.flow.reads), (pinned, row.flow.writes)):
+            if here := [each for each in side if isinstance(each, Pin)]:
+                kind = "pin" if all(pin.reason in ("input", "output") for pin in here) else "pin warn"
+                pins.append((x, "; ".join(f"pinned ({pin.reason}): {pin.size}" for pin in here), kind))
+        leads.append((row, min(reads + writes), max(reads + writes), sink, direction, pins))
     return leads
-
-
-def _pin(sides: Sequence[tuple[str, int]]) -> tuple[str, str]:
-    known = all(reason in ("input", "output") for reason, _ in sides)
-    return "; ".join(f"pinned ({reason}): {size}" for reason, size in sides), "pin" if known else "pin warn"
 
 
 def _marks(lane: Lane, plan: Sketch) -> list[tuple[Row, str, float, float]]:
@@ -192,7 +189,7 @@ def _chips(plan: Sketch, left: int, tips: Mapping[str, str]) -> list[tuple[int, 
     for number, row in enumerate(plan.rows):
         named = [(lane.words, tips[lane.group.name], lane.group.name) for lane in lanes if lane.first == number]
         pinned = [
-            (f"pinned: {reason} {size}", f"the order of these {size} stays", None) for reason, size in row.flow.pinned
+            (f"pinned: {pin.reason} {pin.size}", f"the order of these {pin.size} stays", None) for pin in row.flow.pins
         ]
         x = left
         for words, tip, group in (*named, *pinned):
@@ -236,12 +233,8 @@ class Row:
     @property
     def tip(self) -> str:
         """The row in words."""
-        does = {
-            "reads": [*self.flow.reads, *(f"pinned {reason} of {size}" for reason, size in self.flow.pinned_reads)],
-            "writes": [*self.flow.writes, *(f"pinned {reason} of {size}" for reason, size in self.flow.pinned_writes)],
-            "touches": self.flow.touches,
-        }
-        lines = (f"{verb} {', '.join(names)}" for verb, names in does.items() if names)
+        does = {"reads": self.flow.reads, "writes": self.flow.writes, "touches": self.flow.touches}
+        lines = (f"{verb} {', '.join(map(str, each))}" for verb, each in does.items() if each)
         return "\n".join([", ".join(self.tensors), *lines])
 
 

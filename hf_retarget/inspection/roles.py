@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from hf_retarget.graph import Group, PermutationGraph
@@ -48,34 +48,42 @@ class Role(str, Enum):
 # ---- what tensors read and write
 
 
+class Pin(NamedTuple):
+    """A side of a tensor whose order is fixed: why, and how long it is."""
+
+    reason: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"pinned {self.reason} of {self.size}"
+
+
 @dataclass(frozen=True)
 class Flow:
     """What a tensor, or a module with several, does to the groups.
 
-    A weight reads the groups of its input side and writes those of its output side; norms, biases and tables touch
-    groups without leading from one to another. The pinned sides hold (reason, size).
+    A weight reads the groups of its input side and writes those of its output side, where each may be pinned instead;
+    norms, biases and tables touch groups without leading from one to another.
     """
 
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: tuple[str | Pin, ...] = ()
+    writes: tuple[str | Pin, ...] = ()
     touches: tuple[str, ...] = ()
-    pinned_reads: tuple[tuple[str, int], ...] = ()
-    pinned_writes: tuple[tuple[str, int], ...] = ()
 
     @property
     def groups(self) -> tuple[str, ...]:
         """Every group in this flow, once."""
-        return _unique((*self.reads, *self.writes, *self.touches))
+        return _unique(each for each in (*self.reads, *self.writes, *self.touches) if isinstance(each, str))
 
     @property
-    def pinned(self) -> tuple[tuple[str, int], ...]:
-        """The pinned sides: (reason, size)."""
-        return (*self.pinned_reads, *self.pinned_writes)
+    def pins(self) -> list[Pin]:
+        """The sides that are pinned."""
+        return [each for each in (*self.reads, *self.writes) if isinstance(each, Pin)]
 
     @property
     def leads(self) -> bool:
         """Whether something leads from an input side to an output side."""
-        return bool((self.reads or self.pinned_reads) and (self.writes or self.pinned_writes))
+        return bool(self.reads and self.writes)
 
 
 def flows(graph: PermutationGraph) -> dict[str, Flow]:
@@ -83,31 +91,25 @@ def flows(graph: PermutationGraph) -> dict[str, Flow]:
     reasons = {(pinned.axis.tensor, pinned.axis.dim): pinned.reason for pinned in reversed(graph.pinned)}
     found = {}
     for tensor, layout in graph.layouts.items():
-        groups: tuple[list[str], list[str]] = ([], [])  # output side, input side
-        pinned: tuple[list[tuple[str, int]], list[tuple[str, int]]] = ([], [])
+        writes: list[str | Pin] = []
+        reads: list[str | Pin] = []
         for dim, size in enumerate(layout.shape):
             factors = (factor for block in layout.blocks for factor in block.factors)
             names = [factor.group for factor in factors if factor.dim == dim and factor.group is not None]
-            groups[dim > 0].extend(names)
             reason = reasons.get((tensor, dim), "unused")
-            if not names and size > 1 and reason not in _UNREMARKABLE:
-                pinned[dim > 0].append((reason, size))
-        flow = Flow(_unique(groups[1]), _unique(groups[0]), (), _unique(pinned[1]), _unique(pinned[0]))
+            pinned = not names and size > 1 and reason not in _UNREMARKABLE
+            (reads if dim else writes).extend([Pin(reason, size)] if pinned else names)
+        flow = Flow(_unique(reads), _unique(writes))
         found[tensor] = flow if flow.leads else Flow(touches=flow.groups)
     return found
 
 
 def join(parts: Sequence[Flow]) -> Flow:
     """The flow of a module with several tensors: a group that is read or written is not also touched."""
-    reads = _unique(name for part in parts for name in part.reads)
-    writes = _unique(name for part in parts for name in part.writes)
-    return Flow(
-        reads,
-        writes,
-        _unique(name for part in parts for name in part.touches if name not in reads and name not in writes),
-        _unique(side for part in parts for side in part.pinned_reads),
-        _unique(side for part in parts for side in part.pinned_writes),
-    )
+    reads = _unique(each for part in parts for each in part.reads)
+    writes = _unique(each for part in parts for each in part.writes)
+    touches = (name for part in parts for name in part.touches if name not in reads and name not in writes)
+    return Flow(reads, writes, _unique(touches))
 
 
 def _unique(items: Iterable[T]) -> tuple[T, ...]:
