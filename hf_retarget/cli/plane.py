@@ -131,16 +131,17 @@ def read_models(texts: tuple[str, ...]) -> dict[str, str]:
         >>> read_models(("plain=runs/retuned", "runs/ported/"))
         {'plain': 'runs/retuned', 'ported': 'runs/ported/'}
     """
-    pairs = [text.partition("=")[::2] for text in texts]
-    for place, ((name, reference), text) in enumerate(zip(pairs, texts, strict=True)):
-        if not name or not reference or "/" in name or Path(text).exists():  # it has no name
-            pairs[place] = ("", text)
-    short = shorten_names([reference for _, reference in pairs])
-    named = [given or found for (given, _), found in zip(pairs, short, strict=True)]
-    for name in named:
-        if named.count(name) > 1:
+    given, references = [], []
+    for text in texts:
+        name, _, reference = text.partition("=")
+        has_name = name and reference and "/" not in name and not Path(text).exists()
+        given.append(name if has_name else "")
+        references.append(reference if has_name else text)
+    names = [name or short for name, short in zip(given, shorten_names(references), strict=True)]
+    for name in names:
+        if names.count(name) > 1:
             raise click.UsageError(f"Two models are called '{name}'; give them names: NAME=MODEL.")
-    return dict(zip(named, (reference for _, reference in pairs), strict=True))
+    return dict(zip(names, references, strict=True))
 
 
 def read_permutations(texts: tuple[str, ...]) -> str | dict[str, str] | None:
@@ -150,8 +151,10 @@ def read_permutations(texts: tuple[str, ...]) -> str | dict[str, str] | None:
         >>> read_permutations(()), read_permutations(("match",)), read_permutations(("old=ported/",))
         (None, 'match', {'old': 'ported/'})
     """
-    if texts in ((), ("match",)):
-        return "match" if texts else None
+    if not texts:
+        return None
+    if texts == ("match",):
+        return "match"
     pairs = dict(text.split("=", 1) for text in texts if "=" in text)
     if len(pairs) != len(texts):
         raise click.UsageError("--permute is 'match' alone, or NAME=match, NAME=FILE or NAME=PORT for each model.")

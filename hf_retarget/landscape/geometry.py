@@ -94,8 +94,8 @@ def span(corners: Sequence[Tensors], names: Iterable[str], called: Sequence[str]
     for one, other in combinations(range(3), 2):
         if distances[one][other] == 0.0:
             raise ModelError(
-                f"'{called[one]}' and '{called[other]}' have the same weights, and three models that are two "
-                "span no plane; give two models for the line between them"
+                f"'{called[one]}' and '{called[other]}' have the same weights, so the three models span no plane; "
+                "give two models for the line between them"
             )
     origin, second, third = corners
     width = distances[0][1]
@@ -106,7 +106,7 @@ def span(corners: Sequence[Tensors], names: Iterable[str], called: Sequence[str]
     )
     if height < _FLAT * min(distances[0][2], distances[1][2]):
         raise ModelError(
-            "'{}', '{}' and '{}' lie on one line in weight space, and span no plane; "
+            "'{}', '{}' and '{}' lie on one line in weight space, so they span no plane; "
             "give the two at its ends: the line between them goes through the third".format(*called)
         )
     return Basis(tuple(corners), ((0.0, 0.0), (width, 0.0), (over, height)), distances)

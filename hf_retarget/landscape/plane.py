@@ -149,7 +149,7 @@ def _load(
 def _permute(
     sides: Mapping[str, Checkpoint], permute: Permute, graph: PermutationGraph | str | Path | None, scorer: Scorer
 ) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Any]]]:
-    """The weights in the arrangement of the first model, as far as asked for, and how those that were were permuted."""
+    """The weights, permuted into the arrangement of the first model where asked for, and how: by, moved and hash."""
     weights = {name: side.in_float32() for name, side in sides.items()}
     first, *others = weights
     wanted = {} if permute is None else dict.fromkeys(others, MATCH) if permute == MATCH else permute
@@ -240,7 +240,7 @@ class _Survey:
             self.scorer.load(weights)
             self.scorer.reset_batchnorm()
             found = self.scorer.score(self.images)
-        except NotFiniteError:  # far from the models, weights may be of no use at all: no answer is right
+        except NotFiniteError:  # far from the models, weights may be useless: no answer is right
             return {"loss": None, "top1": 0.0, "top5": None}
         return {"loss": found.loss if math.isfinite(found.loss) else None, "top1": found.top1, "top5": found.top5}
 

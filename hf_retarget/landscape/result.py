@@ -67,7 +67,7 @@ def find_barrier(points: Sequence[Mapping[str, Any]]) -> Figures:
     found: Figures = {}
     between = sorted((point for point in points if 0.0 <= point["x"] <= 1.0), key=lambda point: float(point["x"]))
     for name, sign in (("loss", 1.0), ("top1", -1.0)):
-        if any(point[name] is None for point in between):  # a loss beyond all numbers has no height
+        if any(point[name] is None for point in between):  # an infinite loss has no height
             found |= {name: None, f"{name}_at": None}
             continue
         start, end = between[0][name], between[-1][name]
@@ -114,7 +114,7 @@ class PlaneFolder:
             yield
 
     def read_points(self, key: Mapping[str, Any]) -> dict[Shares, Figures]:
-        """The points that are known; raises FinishedError if this run is finished, and an error if it was another."""
+        """The points that are known; raises FinishedError if this run is finished, RetargetError if it was another."""
         key = parse_json(to_json(key))
         if not self.resume:
             return {}

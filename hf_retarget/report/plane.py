@@ -95,7 +95,7 @@ def _mark_barrier(axes: Axes, barrier: Figures, key: str, ends: Sequence[float])
         axes.annotate("", (place, base), (place, base + (height if key == "loss" else -height)), arrowprops=arrow)
         words = f"barrier {height:.3f}" if key == "loss" else f"barrier {100 * height:.1f} points"
     else:
-        words = "beyond all numbers" if height is None else "no barrier"
+        words = "not finite" if height is None else "no barrier"
     axes.set_title(words, loc="right", fontsize=10.5, color=COLOURS["other" if height else "muted"])
 
 
@@ -147,7 +147,7 @@ def _accuracy_levels(figures: Figures) -> list[float]:
 
 
 def _loss_levels(figures: Figures) -> list[float]:
-    """Dense where the loss is low, as Garipov et al. draw it: what is far off is all the same bad."""
+    """Dense where the loss is low, as Garipov et al. draw it: how bad a bad loss is does not matter."""
     losses = sorted(each["loss"] for each in figures["points"] if each["loss"] is not None) or [1.0]
     low = losses[0]
     known = [each["loss"] for each in figures["models"] if each["loss"] is not None]
@@ -223,7 +223,7 @@ def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
 
 
 def add_plane(html: str, figures: Figures) -> str | None:
-    """A report with a section about a plane, instead of the one it may have had; None if it is no report of ours."""
+    """A report with a section about a plane, which replaces an earlier one; None if it is not a report of a port."""
     bare = _OLD.sub("", html)
     place = _BEFORE.search(bare)
     if place is None:
@@ -234,7 +234,7 @@ def add_plane(html: str, figures: Figures) -> str | None:
 
 
 def show_in_report(report: Path, figures: Figures) -> None:
-    """Put the picture into the report of a port, instead of the one that it may have had."""
+    """Put the picture into the report of a port, in place of an earlier one."""
     page = add_plane(read_bytes(report, MAX_DOCUMENT_BYTES).decode(), figures)
     if page is None:
         raise RetargetError(f"'{report}' is no report of a port; nothing was added to it")
