@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_retarget.comparison.compare import PortComparison as PortComparison
-    from hf_retarget.comparison.compare import compare as compare
+    from hf_retarget.comparison import PortComparison as PortComparison
+    from hf_retarget.comparison import compare as compare
     from hf_retarget.document import PortDocument as PortDocument
     from hf_retarget.errors import *  # noqa: F403  all of them, and nothing else
     from hf_retarget.evaluation.evaluate import Evaluation as Evaluation
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
 _MODULES = {
-    "comparison.compare": "PortComparison compare",
+    "comparison": "PortComparison compare",
     "document": "PortDocument",
     "errors": """DataError FinishedError GraphMismatchError LockedError MatchError ModelError NotFiniteError
         PermutationError PortError PublishError RecipeError RetargetError RuleError TensorMismatchError TraceError""",

@@ -275,7 +275,7 @@ def test_ports_of_both_versions_are_compared(ported, old):
     assert first.top1["plain"] == old["test"]["control"]["top1"]
     assert first.top1.keys() == second.top1.keys()
     assert group.top1["fgmt-sign"].count == 2
-    assert len(group.mean_curve("finetuned")) == 5
+    assert len(group.curves["finetuned"]) == 5
     result = CliRunner().invoke(main, ["compare", str(OLD), str(ported), "--json"])
     assert result.exit_code == 0, result.output
 

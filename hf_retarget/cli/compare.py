@@ -49,8 +49,8 @@ def compare(
     A DIR is the folder of a port, or a folder of such folders. Ports that differ in nothing but their seeds are one
     group. What cannot be read is named and left out, and the exit code is then 1.
     """
-    from hf_retarget.comparison.compare import compare
-    from hf_retarget.report.comparison import draw_comparison_page, list_columns, list_rows, table_rows
+    from hf_retarget.comparison import compare
+    from hf_retarget.report.comparison import draw_comparison_page, list_runs, make_table
 
     found = compare(folders, over=over)
     document = found.to_json()
@@ -61,12 +61,12 @@ def compare(
     if as_json:
         echo_json(document)
     else:
-        print_table(list_columns(document), list_rows(document))
+        print_table(*make_table(document))
     if html:
         write_file(html, draw_comparison_page(document, __version__))
     if table:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(table_rows(document))
+        csv.writer(text, lineterminator="\n").writerows(list_runs(document))
         write_file(table, text.getvalue())
     if found.problems:
         ctx.exit(1)

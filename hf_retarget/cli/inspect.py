@@ -84,8 +84,9 @@ def derive(model: str, verified: bool, options: dict[str, Any]) -> tuple[Permuta
     """The permutation graph of a model, and the result of the check if it was asked for."""
     with status(f"tracing {model}"):
         import hf_retarget as rt
+        from hf_retarget.models import empty_model
 
-        built, example = _stored(model, options) if _is_stored(model) else _known(model, options)
+        built, example = _load_stored(model, options) if _is_stored(model) else (empty_model(model, **options), None)
         graph = rt.trace(built, example)
     if not verified:
         return graph, None
@@ -97,14 +98,7 @@ def _is_stored(model: str) -> bool:
     return Path(model).is_dir() or "/" in model or model.startswith(("local-dir:", "hf-hub:", "hf_hub:"))
 
 
-def _known(model: str, options: dict[str, Any]) -> tuple[nn.Module, None]:
-    """A model that timm or a factory makes; timm says what goes in."""
-    from hf_retarget.models import empty_model
-
-    return empty_model(model, **options), None
-
-
-def _stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
+def _load_stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
     """A model that is somewhere with its weights, and an image for it; its files decide about everything."""
     import torch
 

@@ -28,7 +28,8 @@ Examples:
   hf-retarget plane --models a/ b/ c/ --data photos/ --grid 9 --limit 500 --out plane
 """
 
-_OPTIONS = {"bn_batches": "port.bn_batches", "batch_size": "port.batch_size", "seed": "port.seed"}
+_RECIPE = ("bn_batches", "batch_size", "seed")
+"""Options that are fields of the recipe's section `port`."""
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
@@ -58,7 +59,7 @@ _OPTIONS = {"bn_batches": "port.bn_batches", "batch_size": "port.batch_size", "s
     multiple=True,
     metavar="HOW",
     help="'match': bring all models into the arrangement of the first, by their weights. NAME=match, NAME=FILE or "
-    "NAME=PORT (a port's folder): only this one, so.",
+    "NAME=PORT (a port's folder): only this one.",
 )
 @click.option(
     "--graph",
@@ -85,14 +86,14 @@ def plane(
 ) -> None:
     """Show accuracy and loss between models: the line through two (and its barrier), or the plane through three.
 
-    Models of one architecture with heads of one size. BatchNorm statistics are estimated anew at every point. A
-    first, coarse picture is in DIR early; what is interrupted goes on with --resume.
+    Models of one architecture with heads of one size. BatchNorm statistics are re-estimated at every point. A first,
+    coarse picture is in DIR early; --resume continues a run that was interrupted.
     """
     if not models and not more:
         raise click.UsageError("Missing option '--models'.")
     if out is None and report is None:
         raise click.UsageError("Missing option '--out' (or say --report PORT).")
-    changes = {key: options.pop(name) for name, key in _OPTIONS.items()}
+    changes = {f"port.{name}": options.pop(name) for name in _RECIPE}
     recipe = recipe.override(**{key: value for key, value in changes.items() if value is not None})
     with status("starting"):
         from hf_retarget.landscape.plane import plane
@@ -130,13 +131,17 @@ def read_models(texts: tuple[str, ...]) -> dict[str, str]:
         >>> read_models(("plain=runs/retuned", "runs/ported/"))
         {'plain': 'runs/retuned', 'ported': 'runs/ported/'}
     """
-    pairs = [_split(text) for text in texts]
-    names = shorten_names([reference for _, reference in pairs])
-    named = [given or found for (given, _), found in zip(pairs, names, strict=True)]
-    for name in named:
-        if named.count(name) > 1:
+    given, references = [], []
+    for text in texts:
+        name, _, reference = text.partition("=")
+        has_name = name and reference and "/" not in name and not Path(text).exists()
+        given.append(name if has_name else "")
+        references.append(reference if has_name else text)
+    names = [name or short for name, short in zip(given, shorten_names(references), strict=True)]
+    for name in names:
+        if names.count(name) > 1:
             raise click.UsageError(f"Two models are called '{name}'; give them names: NAME=MODEL.")
-    return dict(zip(named, (reference for _, reference in pairs), strict=True))
+    return dict(zip(names, references, strict=True))
 
 
 def read_permutations(texts: tuple[str, ...]) -> str | dict[str, str] | None:
@@ -156,20 +161,10 @@ def read_permutations(texts: tuple[str, ...]) -> str | dict[str, str] | None:
     return pairs
 
 
-def _split(text: str) -> tuple[str, str]:
-    name, equals, reference = text.partition("=")
-    named = equals and name and reference and "/" not in name and not Path(text).exists()
-    return (name, reference) if named else ("", text)
-
-
 def _print(result: PlaneResult, out: Path) -> None:
-    figures = result.figures
-    data = figures["data"]
-    rows: list[tuple[str, ...]] = [
-        (each["name"], percent(each["top1"]), number(each["loss"])) for each in figures["models"]
-    ]
+    data, points = result.figures["data"], result.points
+    rows = [(each["name"], percent(each["top1"]), number(each["loss"])) for each in result.figures["models"]]
     if not result.is_line:
-        points = figures["points"]
         losses = [each["loss"] for each in points if each["loss"] is not None]
         rows.append(("best point", percent(max(each["top1"] for each in points)), number(min(losses, default=None))))
     print_table((f"{data['images']:,} images of {data['name']}, {data['split']}", "top-1", "loss"), rows)
@@ -177,4 +172,4 @@ def _print(result: PlaneResult, out: Path) -> None:
         loss, top1 = result.barrier["loss"], result.barrier["top1"]
         words = "not finite" if loss is None else f"{loss:.3f} at {result.barrier['loss_at']:.2f}"
         echo(f"\nbarrier: loss {words}, accuracy {100 * top1:.1f} points at {result.barrier['top1_at']:.2f}")
-    echo(f"\n{len(figures['points']):,} points; pictures and figures in {out}")
+    echo(f"\n{len(points):,} points; pictures and figures in {out}")

@@ -1,16 +1,6 @@
 """Looking at a permutation graph: as a table, a picture, a page, or JSON."""
 
 from hf_retarget.inspection.picture import draw_fit, draw_page, draw_picture
-from hf_retarget.inspection.summary import GroupSummary, PinnedSummary, Summary, summarise
-from hf_retarget.inspection.table import print_summary
+from hf_retarget.inspection.summary import Summary, print_summary, summarise
 
-__all__ = [
-    "GroupSummary",
-    "PinnedSummary",
-    "Summary",
-    "draw_fit",
-    "draw_page",
-    "draw_picture",
-    "print_summary",
-    "summarise",
-]
+__all__ = ["Summary", "draw_fit", "draw_page", "draw_picture", "print_summary", "summarise"]

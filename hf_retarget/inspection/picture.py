@@ -1,21 +1,30 @@
-"""A permutation graph as a picture (SVG) and as a page (HTML), from templates of the report."""
+"""A permutation graph as a picture (SVG) and a page (HTML): modules are rows, groups are lanes, as in a git graph."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import groupby, product
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.inspection.lanes import Lane, Row, Sketch, sketch
-from hf_retarget.inspection.roles import Role
+from hf_retarget.inspection.roles import Flow, Pin, Role, flows, join, repeated_blocks, roles
 from hf_retarget.inspection.summary import summarise
 from hf_retarget.report.page import render
 
 if TYPE_CHECKING:
-    from hf_retarget.graph import PermutationGraph
+    from hf_retarget.graph import Group, PermutationGraph
     from hf_retarget.graph.verify import Verification
 
+_MANY_ROWS = 150
+_SHADES = 4  # of each family of roles in the palette
+# Tensors that belong to their module; any other, such as `pos_embed`, gets a row of its own.
+_ORDINARY = frozenset({"weight", "bias", "running_mean", "running_var", "num_batches_tracked"})
+_INDEX = re.compile(r"(?:^|(?<=\.))[A-Za-z_]*\d+\.")
 _LETTER, _SMALL_LETTER = 7.25, 6.4  # the widths of a letter of the monospaced face, on the safe side
+_LEFT = 18  # where pinned input sides are
 _GAINS = (0.1, 0.25, 0.5)
 _INTRODUCTION = (
     "Each line is a group: neurons that may be reordered together without changing what the model computes.",
@@ -48,6 +57,9 @@ _REASONS = {
     "order": "an operator whose result depends on the order",
     "unused": "no operator uses it",
 }
+
+
+# ---- the picture and the page
 
 
 def draw_picture(graph: PermutationGraph, model: str, everything: bool = False) -> str:
@@ -85,7 +97,7 @@ def gain_colour(gain: float | None) -> str:
 def _legend(plan: Sketch) -> list[tuple[str, str]]:
     """Samples of the lines and marks that occur, and what they mean."""
     present = {lane.role for lane in plan.lanes}
-    pinned = {reason for row in plan.rows for reason, _ in (*row.flow.pinned_reads, *row.flow.pinned_writes)}
+    pinned = {pin.reason for row in plan.rows for pin in row.flow.pins}
     entries = [entry for role, entry in _LEGEND.items() if role in present] + [("lead", _LEAD)]
     if pinned:
         red = "; red: for another reason, such as an operator without a rule" if pinned - {"input", "output"} else ""
@@ -140,24 +152,20 @@ def _bands(plan: Sketch) -> list[tuple[int, int]]:
 def _leads(plan: Sketch, pinned: int) -> list[tuple[Any, ...]]:
     # From what a module reads to what it writes: (row, left end, right end, where it arrives first, from which side:
     # 1 from the left and -1 from the right, pins at its ends).
-    place = {lane.group.name: lane.x for lane in plan.lanes}
+    place: dict[str | Pin, int] = {lane.group.name: lane.x for lane in plan.lanes}
     leads = []
-    for row in plan.rows:
-        if row.flow.leads:
-            ends = [(18, row.flow.pinned_reads), (pinned, row.flow.pinned_writes)]
-            reads = [place[name] for name in row.flow.reads] + [18] * bool(row.flow.pinned_reads)
-            writes = [place[name] for name in row.flow.writes] + [pinned] * bool(row.flow.pinned_writes)
-            pairs = [(read, write) for read in reads for write in writes]
-            source, sink = min(pairs, key=lambda pair: (pair[0] == pair[1], abs(pair[0] - pair[1])))
-            direction = (sink > source) - (sink < source)
-            pins = [(x, *_pin(sides)) for x, sides in ends if sides]
-            leads.append((row, min(reads + writes), max(reads + writes), sink, direction, pins))
+    for row in (each for each in plan.rows if each.flow.leads):
+        reads = [place.get(each, _LEFT) for each in row.flow.reads]
+        writes = [place.get(each, pinned) for each in row.flow.writes]
+        source, sink = min(product(reads, writes), key=lambda pair: (pair[0] == pair[1], abs(pair[0] - pair[1])))
+        direction = (sink > source) - (sink < source)
+        pins = []
+        for x, side in ((_LEFT, row.flow.reads), (pinned, row.flow.writes)):
+            if here := [each for each in side if isinstance(each, Pin)]:
+                kind = "pin" if all(pin.reason in ("input", "output") for pin in here) else "pin warn"
+                pins.append((x, "; ".join(f"pinned ({pin.reason}): {pin.size}" for pin in here), kind))
+        leads.append((row, min(reads + writes), max(reads + writes), sink, direction, pins))
     return leads
-
-
-def _pin(sides: Sequence[tuple[str, int]]) -> tuple[str, str]:
-    known = all(reason in ("input", "output") for reason, _ in sides)
-    return "; ".join(f"pinned ({reason}): {size}" for reason, size in sides), "pin" if known else "pin warn"
 
 
 def _marks(lane: Lane, plan: Sketch) -> list[tuple[Row, str, float, float]]:
@@ -181,8 +189,7 @@ def _chips(plan: Sketch, left: int, tips: Mapping[str, str]) -> list[tuple[int, 
     for number, row in enumerate(plan.rows):
         named = [(lane.words, tips[lane.group.name], lane.group.name) for lane in lanes if lane.first == number]
         pinned = [
-            (f"pinned: {reason} {size}", f"the order of these {size} stays", None)
-            for reason, size in (*row.flow.pinned_reads, *row.flow.pinned_writes)
+            (f"pinned: {pin.reason} {pin.size}", f"the order of these {pin.size} stays", None) for pin in row.flow.pins
         ]
         x = left
         for words, tip, group in (*named, *pinned):
@@ -190,3 +197,195 @@ def _chips(plan: Sketch, left: int, tips: Mapping[str, str]) -> list[tuple[int, 
             chips.append((x, row.y, width, words, tip, group))
             x += width + 5
     return chips
+
+
+# ---- where rows and lanes lie
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module: its tensors and what they read and write. A row with `folded` represents several blocks."""
+
+    name: str
+    tensors: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    flow: Flow = field(default_factory=Flow)
+    folded: tuple[str, ...] = ()
+    block: str = ""
+    y: int = 0
+    """Where its middle is."""
+
+    @property
+    def major(self) -> bool:
+        """Whether it is a weight or represents blocks, rather than a norm or a table."""
+        return self.flow.leads or bool(self.folded)
+
+    @property
+    def height(self) -> int:
+        """From its upper to its lower edge."""
+        return 24 if self.major else 16
+
+    @property
+    def size(self) -> str:
+        """The shape of its largest tensor, ``64×3×7×7``."""
+        return "×".join(map(str, self.shape))
+
+    @property
+    def tip(self) -> str:
+        """The row in words."""
+        does = {"reads": self.flow.reads, "writes": self.flow.writes, "touches": self.flow.touches}
+        lines = (f"{verb} {', '.join(map(str, each))}" for verb, each in does.items() if each)
+        return "\n".join([", ".join(self.tensors), *lines])
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One group: a vertical line in a column, from the first row that it touches to the last."""
+
+    group: Group
+    role: Role
+    column: int
+    first: int
+    last: int
+    shade: int
+    """Tells neighbours with the same role apart."""
+
+    @property
+    def x(self) -> int:
+        """Where it is. Streams are thick, and what is beside them needs space on its left."""
+        return 20 * self.column + (50 if self.role is Role.STREAM else 58)
+
+    @property
+    def colour(self) -> str:
+        """Its name in the palette."""
+        return f"{self.role.family}{self.shade % _SHADES}"
+
+    @property
+    def shape(self) -> str:
+        """How it is drawn: a thick ``stream``, a ``bracket`` for blocks, ``strands`` for their insides, a ``line``."""
+        if self.role.is_outer:
+            return "bracket"
+        return "strands" if self.role.is_per_block else "stream" if self.role is Role.STREAM else "line"
+
+    @property
+    def words(self) -> str:
+        """The group in a few words: ``residual stream 192``, ``3 heads``, ``64 in each of 3 heads``."""
+        if self.role.is_outer:
+            return f"{self.group.size} {self.role.value}"
+        if self.role.is_per_block:
+            block = "heads" if self.role is Role.PER_HEAD else "groups"
+            return f"{self.group.size} in each of {' × '.join(map(str, self.group.blocks))} {block}"
+        return f"{self.role.value} {self.group.size}"
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Rows and lanes, ready to be drawn."""
+
+    rows: tuple[Row, ...]
+    lanes: tuple[Lane, ...]
+    bundles: tuple[tuple[Lane, ...], ...]
+    """Lanes that lie together because one permutes the blocks of the others: heads or convolution groups."""
+
+
+def sketch(graph: PermutationGraph, everything: bool = False) -> Sketch:
+    """Lay out a graph. Of many blocks that are alike, long models show the first and the last, unless `everything`."""
+    rows = _list_rows(graph)
+    if len(rows) > _MANY_ROWS and not everything:
+        rows = _fold(rows, graph)
+    units = _place_lanes(graph, rows)
+    bundles = tuple(unit for unit in units if unit[0].shape in ("bracket", "strands"))
+    blocks = blocks_of([row.name for row in rows], {row.name for row in rows if row.flow.leads})
+    bottom = 0
+    for number, (row, block) in enumerate(zip(rows, blocks, strict=True)):
+        rows[number] = replace(row, block=block, y=bottom + row.height // 2)
+        bottom += row.height
+    return Sketch(tuple(rows), tuple(lane for unit in units for lane in unit), bundles)
+
+
+def blocks_of(paths: Sequence[str], weights: Set[str]) -> list[str]:
+    """The block of each path: the innermost indexed module that holds at least two weights.
+
+    Example:
+        >>> blocks_of(["stem", "s1.b1.conv1", "s1.b1.conv2"], {"s1.b1.conv1", "s1.b1.conv2"})
+        ['', 's1.b1.', 's1.b1.']
+    """
+
+    def prefixes(path: str) -> list[str]:
+        return [path[: match.end()] for match in _INDEX.finditer(path)]
+
+    holds = Counter(prefix for path in weights for prefix in prefixes(path))
+    return [next((prefix for prefix in reversed(prefixes(path)) if holds[prefix] > 1), "") for path in paths]
+
+
+def _list_rows(graph: PermutationGraph) -> list[Row]:
+    members: dict[str, list[str]] = {}
+    for tensor in graph.layouts:
+        module, _, leaf = tensor.rpartition(".")
+        members.setdefault(module if leaf in _ORDINARY and module else tensor, []).append(tensor)
+    flow_of = flows(graph)
+    rows = []
+    for name, tensors in members.items():
+        flow = join([flow_of[tensor] for tensor in tensors])
+        # A buffer that no group touches, such as an index table, is not part of the picture.
+        if flow.groups or flow.leads or any(tensor in graph.parameters for tensor in tensors):
+            largest = max((graph.layouts[tensor].shape for tensor in tensors), key=math.prod)
+            rows.append(Row(name, tuple(tensors), largest, flow))
+    return rows
+
+
+def _fold(rows: Sequence[Row], graph: PermutationGraph) -> list[Row]:
+    # The first block shows what the others look like, and the last where they end: only the middle is folded.
+    middle = {f"{block}.": repeat for repeat in repeated_blocks(graph, shortest=4) for block in repeat.blocks[1:-1]}
+    folded: list[Row] = []
+    for repeat, alike in groupby(
+        rows, lambda row: next((middle[each] for each in middle if row.name.startswith(each)), None)
+    ):
+        if repeat is None:
+            folded += alike
+        else:
+            first, *blocks, _ = repeat.blocks
+            folded.append(Row(f"{blocks[0]} … {blocks[-1]}", folded=(first, *blocks)))
+    return folded
+
+
+def _place_lanes(graph: PermutationGraph, rows: Sequence[Row]) -> list[tuple[Lane, ...]]:
+    """Lanes in columns where none meets another; those that must lie side by side are in one tuple."""
+    touched: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        for name in row.flow.groups:
+            touched.setdefault(name, []).append(number)
+    role_of, groups = roles(graph), [group for group in graph.groups if group.name in touched]
+    units = {group.name: [group] for group in groups if not role_of[group.name].is_per_block}
+    for group in groups:
+        if role_of[group.name].is_per_block:
+            outer = next((name for name in group.outer if name in units and role_of[name].is_outer), group.name)
+            units.setdefault(outer, []).append(group)
+
+    def extent(unit: Sequence[Group]) -> tuple[int, int]:
+        return min(touched[group.name][0] for group in unit), max(touched[group.name][-1] for group in unit)
+
+    def order(unit: Sequence[Group]) -> tuple[bool, int, int]:
+        # Streams come first, so that they get the leftmost columns; the others follow in the order of their first row.
+        first, last = extent(unit)
+        return role_of[unit[0].name] is not Role.STREAM, first, -last
+
+    placed: list[tuple[Lane, ...]] = []
+    taken: set[tuple[int, int]] = set()  # columns and rows
+    for unit in sorted(units.values(), key=order):
+        role, (first, last), column = role_of[unit[0].name], extent(unit), 0
+        if role is not Role.STREAM:
+            streams = (lane for (lane, *_) in placed if lane.role is Role.STREAM)
+            beside = [lane.column + 1 for lane in streams if lane.first <= last and lane.last >= first]
+            column = max(beside, default=0)
+        # One free row at both ends keeps lanes that share a column from looking like one.
+        while not taken.isdisjoint(product(range(column, column + len(unit)), range(first - 1, last + 2))):
+            column += 1
+        taken.update(product(range(column, column + len(unit)), range(first, last + 1)))
+        alike = sum(lane.role is role for other in placed for lane in other)
+        lanes = []
+        for place, group in enumerate(unit):
+            rows_of, shade = touched[group.name], place if len(unit) > 1 else alike
+            lanes.append(Lane(group, role_of[group.name], column + place, rows_of[0], rows_of[-1], shade))
+        placed.append(tuple(lanes))
+    return placed

@@ -1,14 +1,13 @@
-"""Which part a group plays (residual stream, inner group, heads …), read off the weights that read and write it."""
+"""What a graph says about modules: which groups they read and write, the role of each group, and blocks that repeat."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
-
-from hf_retarget.inspection.blocks import home
+from itertools import groupby, takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from hf_retarget.graph import Group, PermutationGraph
@@ -46,29 +45,45 @@ class Role(str, Enum):
         return self.name.lower() if self in (Role.STREAM, Role.INNER, Role.SEGMENT) else "head"
 
 
+# ---- what tensors read and write
+
+
+class Pin(NamedTuple):
+    """A side of a tensor whose order is fixed: why, and how long it is."""
+
+    reason: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"pinned {self.reason} of {self.size}"
+
+
 @dataclass(frozen=True)
 class Flow:
     """What a tensor, or a module with several, does to the groups.
 
-    A weight reads the groups of its input side and writes those of its output side; norms, biases and tables touch
-    groups without leading from one to another. The pinned sides hold (reason, size).
+    A weight reads the groups of its input side and writes those of its output side, where each may be pinned instead;
+    norms, biases and tables touch groups without leading from one to another.
     """
 
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: tuple[str | Pin, ...] = ()
+    writes: tuple[str | Pin, ...] = ()
     touches: tuple[str, ...] = ()
-    pinned_reads: tuple[tuple[str, int], ...] = ()
-    pinned_writes: tuple[tuple[str, int], ...] = ()
 
     @property
     def groups(self) -> tuple[str, ...]:
         """Every group in this flow, once."""
-        return _unique((*self.reads, *self.writes, *self.touches))
+        return _unique(each for each in (*self.reads, *self.writes, *self.touches) if isinstance(each, str))
+
+    @property
+    def pins(self) -> list[Pin]:
+        """The sides that are pinned."""
+        return [each for each in (*self.reads, *self.writes) if isinstance(each, Pin)]
 
     @property
     def leads(self) -> bool:
         """Whether something leads from an input side to an output side."""
-        return bool((self.reads or self.pinned_reads) and (self.writes or self.pinned_writes))
+        return bool(self.reads and self.writes)
 
 
 def flows(graph: PermutationGraph) -> dict[str, Flow]:
@@ -76,36 +91,32 @@ def flows(graph: PermutationGraph) -> dict[str, Flow]:
     reasons = {(pinned.axis.tensor, pinned.axis.dim): pinned.reason for pinned in reversed(graph.pinned)}
     found = {}
     for tensor, layout in graph.layouts.items():
-        groups: tuple[list[str], list[str]] = ([], [])  # output side, input side
-        pinned: tuple[list[tuple[str, int]], list[tuple[str, int]]] = ([], [])
+        writes: list[str | Pin] = []
+        reads: list[str | Pin] = []
         for dim, size in enumerate(layout.shape):
             factors = (factor for block in layout.blocks for factor in block.factors)
             names = [factor.group for factor in factors if factor.dim == dim and factor.group is not None]
-            groups[dim > 0].extend(names)
             reason = reasons.get((tensor, dim), "unused")
-            if not names and size > 1 and reason not in _UNREMARKABLE:
-                pinned[dim > 0].append((reason, size))
-        flow = Flow(_unique(groups[1]), _unique(groups[0]), (), _unique(pinned[1]), _unique(pinned[0]))
+            pinned = not names and size > 1 and reason not in _UNREMARKABLE
+            (reads if dim else writes).extend([Pin(reason, size)] if pinned else names)
+        flow = Flow(_unique(reads), _unique(writes))
         found[tensor] = flow if flow.leads else Flow(touches=flow.groups)
     return found
 
 
-def join(parts: Iterable[Flow]) -> Flow:
+def join(parts: Sequence[Flow]) -> Flow:
     """The flow of a module with several tensors: a group that is read or written is not also touched."""
-    parts = list(parts)
-    reads = _unique(name for part in parts for name in part.reads)
-    writes = _unique(name for part in parts for name in part.writes)
-    return Flow(
-        reads,
-        writes,
-        _unique(name for part in parts for name in part.touches if name not in reads and name not in writes),
-        _unique(side for part in parts for side in part.pinned_reads),
-        _unique(side for part in parts for side in part.pinned_writes),
-    )
+    reads = _unique(each for part in parts for each in part.reads)
+    writes = _unique(each for part in parts for each in part.writes)
+    touches = (name for part in parts for name in part.touches if name not in reads and name not in writes)
+    return Flow(reads, writes, _unique(touches))
 
 
 def _unique(items: Iterable[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(items))
+
+
+# ---- the part that each group plays
 
 
 def roles(graph: PermutationGraph) -> dict[str, Role]:
@@ -137,9 +148,7 @@ def _groups_inside_convolutions(graph: PermutationGraph) -> set[str]:
     # blocks of its output side. Attention has no such tensor.
     found: set[str] = set()
     for layout in graph.layouts.values():
-        if len(layout.shape) < 3:
-            continue
-        for block in layout.blocks:
+        for block in layout.blocks if len(layout.shape) >= 3 else ():
             inner = [factor for factor in block.factors if factor.outer]
             if any(block.factors[place].dim == 0 for factor in inner if factor.dim > 0 for place in factor.outer):
                 found.update(factor.group for factor in inner if factor.group is not None)
@@ -165,3 +174,75 @@ def _confined(group: Group) -> bool:
     in_a_block = any(part[-1:].isdigit() for part in module.split("."))
     below = {next(filter(str.isdigit, axis.tensor[len(module) :].split(".")), None) for axis in group.axes}
     return in_a_block and len(below - {None}) < 2
+
+
+def home(tensors: Iterable[str]) -> str:
+    """The innermost module that holds all these tensors, with a dot at its end; empty for the model itself.
+
+    Example:
+        >>> home(["blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight"])
+        'blocks.0.mlp.'
+    """
+    modules = [tensor.split(".")[:-1] for tensor in tensors]
+    pairs = zip(min(modules), max(modules), strict=False)  # what the first and the last share, all share
+    return "".join(f"{part}." for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+# ---- blocks that repeat
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Consecutive blocks of a stack that are alike, such as ``blocks.0`` to ``blocks.11``, and the groups of each."""
+
+    blocks: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """The groups of all blocks but the first, which represents them."""
+        return frozenset(name for names in self.groups[1:] for name in names)
+
+    def __str__(self) -> str:
+        return f"{self.blocks[0]} … {self.blocks[-1]}"
+
+
+def repeated_blocks(graph: PermutationGraph, shortest: int = 3) -> tuple[Repeat, ...]:
+    """All runs of at least `shortest` blocks that are alike, in order, none inside another."""
+    homes = {group.name: home(axis.tensor for axis in group.axes) for group in graph.groups}
+
+    def search(parent: str, tensors: Sequence[str]) -> list[Repeat]:
+        children: dict[str, list[str]] = {}
+        for name in tensors:
+            child, dot, _ = name[len(parent) :].partition(".")
+            if dot:
+                children.setdefault(parent + child, []).append(name)
+        found: list[Repeat] = []
+        patterns = [(block, *_pattern(graph, homes, block, names)) for block, names in children.items()]
+        for _, alike in groupby(patterns, key=lambda each: (each[0].rstrip("0123456789"), each[1])):
+            blocks, _, groups = zip(*alike, strict=True)
+            if blocks[0][-1].isdigit() and len(blocks) >= shortest and groups[0]:
+                found.append(Repeat(blocks, groups))
+            else:
+                found += [each for block in blocks for each in search(f"{block}.", children[block])]
+        return found
+
+    return tuple(search("", list(graph.layouts)))
+
+
+def _pattern(
+    graph: PermutationGraph, homes: dict[str, str], block: str, tensors: Sequence[str]
+) -> tuple[Any, tuple[str, ...]]:
+    # Two blocks are alike if they have the same tensors, cut up in the same way, by the same groups from outside and
+    # by groups of their own in the same places. The groups of its own come second.
+    names = tuple(name for name, module in homes.items() if module.startswith(f"{block}."))
+    own: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+
+    def describe(tensor: str) -> tuple[Any, ...]:
+        parts = [
+            (part.offset, [(*factor[:3], own.get(factor.group, factor.group), factor.outer) for factor in part.factors])
+            for part in graph.layouts[tensor].blocks
+        ]
+        return (tensor.removeprefix(block), graph.layouts[tensor].shape, parts)
+
+    return [describe(tensor) for tensor in tensors], names

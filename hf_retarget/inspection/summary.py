@@ -1,20 +1,31 @@
-"""The figures that every view of a permutation graph shows, computed once."""
+"""The figures of a permutation graph: as values, as JSON, and as text, which has tables on a terminal."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from hf_retarget.inspection.blocks import Repeat, repeated_blocks
-from hf_retarget.inspection.roles import Role, roles
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from hf_retarget.inspection.roles import Repeat, Role, repeated_blocks, roles
+from hf_retarget.untrusted import plain
 
 if TYPE_CHECKING:
     from hf_retarget.graph import PermutationGraph
+    from hf_retarget.graph.verify import Verification
 
 _FORMAT = "hf-retarget/inspect/1"
+_STYLES = {"stream": "blue", "inner": "yellow", "segment": "green", "head": "magenta"}
+"""Of the families of roles."""
+_NUMBERS = frozenset({"size", "times", "axes", "parameters"})
+_UNLIMITED = 100_000  # columns: text for grep and files is never wrapped
 
 
 @dataclass(frozen=True)
@@ -84,20 +95,19 @@ def summarise(graph: PermutationGraph, model: str) -> Summary:
     for name in graph.parameters:
         for block in graph.layouts[name].blocks:
             elements = math.prod(factor.size for factor in block.factors)
-            permutes.update(
-                dict.fromkeys((factor.group for factor in block.factors if factor.group is not None), elements)
-            )
+            for group in {factor.group for factor in block.factors if factor.group is not None}:
+                permutes[group] += elements
     groups = (
         GroupSummary(
-            group.name,
-            role_of[group.name],
-            group.size,
-            group.blocks,
-            group.outer,
-            tuple(map(str, group.axes)),
-            permutes[group.name],
+            each.name,
+            role_of[each.name],
+            each.size,
+            each.blocks,
+            each.outer,
+            tuple(map(str, each.axes)),
+            permutes[each.name],
         )
-        for group in graph.groups
+        for each in graph.groups
     )
     return Summary(
         model=model,
@@ -115,10 +125,103 @@ def summarise(graph: PermutationGraph, model: str) -> Summary:
 
 
 def _summarise_pinned(graph: PermutationGraph) -> tuple[PinnedSummary, ...]:
-    axes: dict[str, dict[str, None]] = {}
-    where: dict[str, str] = {}
-    for pinned in graph.pinned:
-        axes.setdefault(pinned.reason, {})[str(pinned.axis)] = None
-        where.setdefault(pinned.reason, pinned.where)
-    ordered = sorted(axes, key=lambda reason: -len(axes[reason]))
-    return tuple(PinnedSummary(reason, tuple(axes[reason]), where[reason]) for reason in ordered)
+    found = []
+    for reason in dict.fromkeys(pinned.reason for pinned in graph.pinned):
+        alike = [pinned for pinned in graph.pinned if pinned.reason == reason]
+        axes = tuple(dict.fromkeys(str(pinned.axis) for pinned in alike))
+        found.append(PinnedSummary(reason, axes, alike[0].where))
+    return tuple(sorted(found, key=lambda each: -len(each.axes)))
+
+
+# ---- as text
+
+
+def print_summary(summary: Summary, file: IO[str], everything: bool = False, check: Verification | None = None) -> None:
+    """Print figures, groups and pinned axes to `file`.
+
+    On a terminal, repeated blocks are folded into the first of them unless `everything`.
+    """
+    terminal = file.isatty()
+    console = Console(file=file, force_terminal=terminal, width=None if terminal else _UNLIMITED, highlight=False)
+    repeats = summary.repeats if terminal and not everything else ()
+    with console.capture() as captured:
+        console.print(_list_figures(summary, check))
+        for unknown in summary.unknown_operators:
+            console.print(_text(unknown, "yellow"))
+        if summary.groups:
+            console.print()
+            console.print(_list_groups(summary, repeats, console))
+        for each in repeats:
+            count = f"the same {len(each.groups[0])} groups in each of {len(each.blocks)} blocks"
+            console.print(_text(f"{each}: {count}; --all lists them.", "dim"))
+        if summary.pinned:
+            console.print()
+            console.print(_list_pinned(summary, console))
+    # Cells are padded to the width of their column; the blanks at the end of a line are noise.
+    file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+
+
+def _list_figures(summary: Summary, check: Verification | None) -> Table:
+    figures = {
+        "model": summary.model,
+        "parameters": f"{summary.parameters:,}",
+        "groups": f"{len(summary.groups)}, of which {summary.per_block} per head or convolution group",
+        "on a free axis": f"{summary.share_on_one_free_axis:.2%} of the parameters",
+        "on two free axes": f"{summary.share_on_two_free_axes:.2%} of the parameters",
+        "unknown operators": str(len(summary.unknown_operators) or "none"),
+    }
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for name, value in figures.items():
+        table.add_row(Text(name, style="bold"), _text(value))
+    if check is not None:
+        table.add_row(Text("check", style="bold"), _text(check.verdict, "green" if check.passed else "red"))
+    return table
+
+
+def _list_groups(summary: Summary, repeats: Sequence[Repeat], console: Console) -> Table:
+    times = {name: len(each.blocks) for each in repeats for name in each.groups[0]}
+    hidden = {name for each in repeats for name in each.hidden}
+    rows = [
+        {
+            "group": group.name,
+            "role": group.role.value,
+            "size": group.size_text,
+            **({"times": f"× {times[group.name]}" if group.name in times else ""} if times else {}),
+            "axes": str(len(group.axes)),
+            "parameters": f"{group.parameters:,}",
+            "outer": group.outer_text or "-",
+            "example axes": ", ".join((*group.axes[:2], *["…"] * (len(group.axes) > 2))),
+        }
+        for group in summary.groups
+        if group.name not in hidden
+    ]
+    styles = [_STYLES[group.role.family] for group in summary.groups if group.name not in hidden]
+    return _make_table(rows, styles, console, optional=2)
+
+
+def _list_pinned(summary: Summary, console: Console) -> Table:
+    rows = [
+        {"pinned": each.reason, "axes": str(len(each.axes)), "example": each.axes[0], "where": each.where or "-"}
+        for each in summary.pinned
+    ]
+    return _make_table(rows, [""] * len(rows), console, optional=1)
+
+
+def _make_table(rows: Sequence[Mapping[str, str]], styles: Sequence[str], console: Console, optional: int) -> Table:
+    # The last columns are optional: a terminal that is too narrow does without them, so that names stay whole.
+    lines, gap = (box.SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
+    for dropped in range(optional + 1):
+        table = Table(box=lines, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        shown = list(rows[0])[: len(rows[0]) - dropped]
+        for column in shown:
+            number = column in _NUMBERS
+            table.add_column(column.upper(), justify="right" if number else "left", overflow="fold", no_wrap=number)
+        for row, style in zip(rows, styles, strict=True):
+            table.add_row(*(_text(row[column], style) for column in shown))
+        if Measurement.get(console, console.options.update(width=_UNLIMITED), table).maximum <= console.width:
+            break
+    return table
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(plain(text), style=style)  # not a string, in which rich would look for markup

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ Shares = tuple[float, ...]
 
 _FLAT = 1e-3
 """The sine of an angle below which a triangle counts as a line: rounding to half precision makes such angles."""
+_COARSE = 4
+"""The fewest points along a side that still make a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +35,7 @@ class Basis:
     places: tuple[tuple[float, float], ...]
     """x and y of each corner."""
     distances: tuple[tuple[float, ...], ...]
-    """How far each corner is from each, in weight space."""
+    """Between the corners, in weight space."""
 
     @property
     def is_line(self) -> bool:
@@ -42,38 +46,30 @@ class Basis:
         """How much of each corner the point at x, y consists of."""
         if self.is_line:
             return (1.0 - x, x)
-        (_, _), (width, _), (over, height) = self.places
+        _, (width, _), (over, height) = self.places
         third = y / height
         second = (x - third * over) / width
         return (1.0 - second - third, second, third)
 
-    def corner(self, number: int) -> Shares:
-        """The shares of a corner itself, exactly."""
-        return tuple(float(each == number) for each in range(len(self.corners)))
-
-    def weights(self, shares: Shares) -> dict[str, Tensor]:
-        """The weights at a point; at a corner exactly those of the corner."""
-        return mix(self.corners, shares)
-
 
 def mix(corners: Sequence[Tensors], shares: Shares) -> dict[str, Tensor]:
-    """Weighted sums of floating-point tensors, computed in float64; other tensors are those of the first corner.
+    """The weights at a point; at a corner exactly those of the corner.
+
+    Floating-point tensors are added up in float64; other tensors are those of the first corner.
 
     Example:
         >>> mix([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], (0.75, 0.25))
         {'w': tensor([0.2500, 0.2500])}
     """
-    counted = [(share, corner) for share, corner in zip(shares, corners, strict=True) if share != 0.0]
-
-    def mixed(name: str, first: Tensor) -> Tensor:
-        if not first.is_floating_point():
-            return first.clone()
-        total = torch.zeros(first.shape, dtype=torch.float64)
-        for share, corner in counted:
-            total.add_(corner[name].double(), alpha=share)
-        return total.to(first.dtype)
-
-    return {name: mixed(name, first) for name, first in corners[0].items()}
+    mixed = {name: first.clone() for name, first in corners[0].items()}
+    for name, first in mixed.items():
+        if first.is_floating_point():
+            total = torch.zeros(first.shape, dtype=torch.float64)
+            for share, corner in zip(shares, corners, strict=True):
+                if share != 0.0:  # 0 × inf would be NaN
+                    total.add_(corner[name].double(), alpha=share)
+            mixed[name] = total.to(first.dtype)
+    return mixed
 
 
 def span(corners: Sequence[Tensors], names: Iterable[str], called: Sequence[str]) -> Basis:
@@ -85,57 +81,38 @@ def span(corners: Sequence[Tensors], names: Iterable[str], called: Sequence[str]
         ((0.0, 0.0), (2.0, 0.0), (1.0, 3.0))
     """
     chosen = list(names)
-    distances = tuple(tuple(_distance(one, other, chosen) for other in corners) for one in corners)
+
+    def edge(start: Tensors, end: Tensors, name: str) -> Tensor:
+        return (end[name].double() - start[name].double()).flatten()
+
+    def distance(one: Tensors, other: Tensors) -> float:
+        return math.hypot(*(float(edge(one, other, name).norm()) for name in chosen)) if one is not other else 0.0
+
+    distances = tuple(tuple(distance(one, other) for other in corners) for one in corners)
     if len(corners) == 2:
         return Basis(tuple(corners), ((0.0, 0.0), (1.0, 0.0)), distances)
-    _check_distinct(distances, called)
+    for one, other in combinations(range(3), 2):
+        if distances[one][other] == 0.0:
+            raise ModelError(
+                f"'{called[one]}' and '{called[other]}' have the same weights, so the three models span no plane; "
+                "give two models for the line between them"
+            )
     origin, second, third = corners
     width = distances[0][1]
-    inner = math.fsum(float(torch.dot(_edge(origin, second, n), _edge(origin, third, n))) for n in chosen)
-    over = inner / width
+    over = math.fsum(float(torch.dot(edge(origin, second, n), edge(origin, third, n))) for n in chosen) / width
     # Not by Pythagoras: the difference of two large squares would lose the digits of a flat triangle.
     height = math.hypot(
-        *(float((_edge(origin, third, n) - over / width * _edge(origin, second, n)).norm()) for n in chosen)
+        *(float((edge(origin, third, n) - over / width * edge(origin, second, n)).norm()) for n in chosen)
     )
     if height < _FLAT * min(distances[0][2], distances[1][2]):
         raise ModelError(
-            f"{_listed(called)} lie on one line in weight space, and span no plane; "
-            "give the two at its ends: the line between them goes through the third"
+            "'{}', '{}' and '{}' lie on one line in weight space, so they span no plane; "
+            "give the two at its ends: the line between them goes through the third".format(*called)
         )
     return Basis(tuple(corners), ((0.0, 0.0), (width, 0.0), (over, height)), distances)
 
 
-def _edge(start: Tensors, end: Tensors, name: str) -> Tensor:
-    return (end[name].double() - start[name].double()).flatten()
-
-
-def _distance(one: Tensors, other: Tensors, names: list[str]) -> float:
-    return math.hypot(*(float(_edge(one, other, name).norm()) for name in names)) if one is not other else 0.0
-
-
-def _check_distinct(distances: Sequence[Sequence[float]], called: Sequence[str]) -> None:
-    for number, row in enumerate(distances):
-        for other in range(number):
-            if row[other] == 0.0:
-                raise ModelError(
-                    f"'{called[other]}' and '{called[number]}' have the same weights, and three models that are two "
-                    "span no plane; give two models for the line between them"
-                )
-
-
-def _listed(names: Sequence[str]) -> str:
-    quoted = [f"'{name}'" for name in names]
-    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
-
-
-# ---- grids
-
-_COARSE = 4
-"""Points along a side of the first grid, at least: fewer make no picture."""
-
-
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A place, and how much of each corner it consists of."""
 
     x: float
@@ -145,64 +122,50 @@ class Point:
 
 @dataclass(frozen=True)
 class Grid:
-    """The corners, and the crossings of some columns and rows, in the order in which they are looked at."""
+    """Columns and rows (one row for a line), and all points: the corners, those of coarser grids, and its own."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
-    """One row for a line."""
-    corners: tuple[Point, ...]
-    levels: tuple[tuple[Point, ...], ...]
-    """What each level adds to the one before; after each there is a whole, finer grid. The first has the corners."""
-    axes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """The columns and rows that are complete after each level."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.levels))
+    points: tuple[Point, ...]
 
 
-def lay_grid(basis: Basis, size: int, margin: float) -> Grid:
-    """A grid with `size` points along each side, and a margin around the corners in parts of their extent.
+def lay_grids(basis: Basis, size: int, margin: float) -> list[Grid]:
+    """Grids from coarse to fine, with a margin around the corners in parts of their extent.
+
+    The finest has `size` points along each side; the points of each begin with all those of the one before.
 
     Example:
         >>> basis = span([{"w": torch.zeros(1)}, {"w": torch.ones(1)}], ["w"], "ab")
-        >>> lay_grid(basis, 5, 0.0).x
+        >>> lay_grids(basis, 5, 0.0)[-1].x
         (0.0, 0.25, 0.5, 0.75, 1.0)
     """
     if size < 2:
         raise RetargetError(f"a grid of {size} points shows nothing; give at least 2 along a side")
     if not 0 <= margin <= 10:
         raise RetargetError(f"the margin is {margin}; give a part of the distance between the models, from 0 to 10")
-    columns = _divide([x for x, _ in basis.places], size, margin)
-    rows = (0.0,) if basis.is_line else _divide([y for _, y in basis.places], size, margin)
-    corners = tuple(Point(x, y, basis.corner(number)) for number, (x, y) in enumerate(basis.places))
-    seen = {corner.shares for corner in corners}
-    levels: list[tuple[Point, ...]] = []
-    axes = []
-    for stride in _strides(size):
-        across, down = _kept(len(columns), stride), _kept(len(rows), stride)
-        points = [Point(columns[i], rows[j], basis.shares(columns[i], rows[j])) for j in down for i in across]
-        fresh = [point for point in points if point.shares not in seen]
-        seen |= {point.shares for point in fresh}
-        levels.append(tuple(fresh) if levels else (*corners, *fresh))
-        axes.append((across, down))
-    return Grid(columns, rows, corners, tuple(levels), tuple(axes))
 
+    def divide(values: Sequence[float]) -> list[float]:
+        low, extent = min(values), max(values) - min(values)
+        edge = margin * extent
+        return [low - edge + (extent + 2 * edge) * (number / (size - 1)) for number in range(size)]
 
-def _divide(values: list[float], size: int, margin: float) -> tuple[float, ...]:
-    low, high = min(values), max(values)
-    edge = margin * (high - low)
-    start, whole = low - edge, high - low + 2 * edge
-    return tuple(start + whole * (number / (size - 1)) for number in range(size))
+    def thin(values: Sequence[float], stride: int) -> tuple[float, ...]:
+        return tuple(values[i] for i in sorted({*range(0, len(values), stride), len(values) - 1}))
 
-
-def _strides(size: int) -> list[int]:
-    """Powers of two, from the coarsest that still makes a picture down to one."""
+    x, y = zip(*basis.places, strict=True)
+    columns, rows = divide(x), [0.0] if basis.is_line else divide(y)
+    points: dict[Shares, Point] = {}
+    for number, place in enumerate(basis.places):  # their shares exactly, which coordinates may not give
+        shares = tuple(float(other == number) for other in range(len(basis.places)))
+        points[shares] = Point(*place, shares)
     stride = 1
-    while len(_kept(size, 2 * stride)) >= _COARSE:
+    while len(thin(columns, 2 * stride)) >= _COARSE:
         stride *= 2
-    return [stride >> halved for halved in range(stride.bit_length())]
-
-
-def _kept(size: int, stride: int) -> tuple[int, ...]:
-    """Every `stride`-th, and the last."""
-    return tuple(sorted({*range(0, size, stride), size - 1}))
+    grids = []
+    while stride:
+        across, down = thin(columns, stride), thin(rows, stride)
+        for place in ((x, y) for y in down for x in across):
+            points.setdefault(basis.shares(*place), Point(*place, basis.shares(*place)))
+        grids.append(Grid(across, down, tuple(points.values())))
+        stride //= 2
+    return grids

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hf_retarget.document import ContenderFigures, PortDocument
+from hf_retarget.document import PortDocument
 from hf_retarget.report.classes import list_classes
-from hf_retarget.report.curves import list_paid
+from hf_retarget.report.figures import list_paid
 from hf_retarget.words import number, percent
 
 
@@ -18,19 +18,15 @@ def caption_curve(document: PortDocument) -> str:
         f"{percent(best.top1)}; guessing gives {percent(document.chance)}. "
     )
     if unmatched := document.unmatched:
-        words += _compare(port, unmatched)
+        what, top = unmatched.row.label.partition(",")[0], percent(unmatched.validation)
+        if port.validation > unmatched.validation + 0.05:
+            words += f"Without matching ({what}) it gets no further than {top}: the matching does the work."
+        else:
+            words += f"Without any matching ({what}) it gets to {top}: here, the matching does little."
     last = port.steps[-1]
     if best.top1 > last.top1 + 0.02:
         words += f" After the best step it falls to {percent(last.top1)}, so the port stops at the best one."
     return words.strip()
-
-
-def _compare(port: ContenderFigures, unmatched: ContenderFigures) -> str:
-    """On what the port would be without matching."""
-    what, top = unmatched.row.label.partition(",")[0], percent(unmatched.validation)
-    if port.validation > unmatched.validation + 0.05:
-        return f"Without matching ({what}) it gets no further than {top}: the matching does the work."
-    return f"Without any matching ({what}) it gets to {top}: here, the matching does little."
 
 
 def caption_price(document: PortDocument) -> str:
@@ -51,7 +47,10 @@ def caption_price(document: PortDocument) -> str:
 def caption_cosines(document: PortDocument) -> str:
     """On the cosines of the gradients."""
     steps = [each.cosines for each in document.port.steps if each.cosines]
-    means = {key: _mean([each.get(key) for each in steps[1:] or steps]) for key in ("before", "unseen", "after")}
+    means: dict[str, float | None] = {}
+    for key in ("before", "unseen", "after"):
+        known = [value for each in steps[1:] or steps if (value := each.get(key)) is not None]
+        means[key] = sum(known) / len(known) if known else None
     words = (
         "The method assumes that, with the neurons matched, both networks want to learn in the same direction: "
         f"cosine 1 is the same direction, 0 is none in common. As they are: "
@@ -91,13 +90,11 @@ def caption_groups(document: PortDocument) -> str:
 def caption_sweeps(document: PortDocument) -> str:
     """On the sweeps of the search."""
     best = document.best
+    if best is None:
+        return ""
     return (
-        ""
-        if best is None
-        else (
-            f"The search at step {best.step} went over all groups until nothing improved: {best.sweeps} sweeps. "
-            "100% would mean that every neuron has an exact twin, which no two networks have."
-        )
+        f"The search at step {best.step} went over all groups until nothing improved: {best.sweeps} sweeps. "
+        "100% would mean that every neuron has an exact twin, which no two networks have."
     )
 
 
@@ -119,8 +116,3 @@ def caption_classes(document: PortDocument) -> str:
     what = "port and fine-tuning" if document.result.role == "after" else "the port"
     few = "" if len(rows) <= 30 else " Shown are the 15 with the largest lead and the 15 with the largest lag."
     return f"On {up} of {len(rows)} classes {what} is above {rival.row.short}, on {down} below.{few}"
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from hf_retarget.files import atomic_path
-from hf_retarget.report.palette import COLOURS, all_colours
+from hf_retarget.report.page import COLOURS, all_colours, clean
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -23,9 +23,6 @@ __all__ = ["COLOURS", "Chart", "Drawing", "clean"]
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _FONT = "DejaVu Sans"  # comes with matplotlib: the same picture everywhere
-
-# XML forbids most control characters even when escaped; a label may still contain them.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 _DPI = 130  # of a PNG
 
@@ -78,15 +75,17 @@ class Chart:
 class Drawing:
     """A chart that is being drawn: matplotlib's axes in our style, and tooltips.
 
+    With several `panels`, which lie side by side, `axes` is the first of them.
+
     Example:
         >>> drawing = Drawing("curve")
         >>> line = drawing.axes.plot([1, 2, 3], [0.1, 0.4, 0.5], color=COLOURS["accent"])
-        >>> drawing.columns([1, 2, 3], ["step 1: 10%", "step 2: 40%", "step 3: 50%"])
+        >>> drawing.columns({1: "step 1: 10%", 2: "step 2: 40%", 3: "step 3: 50%"})
         >>> "step 2: 40%" in drawing.finish("Accuracy rises from 10% to 50%.").inline
         True
     """
 
-    def __init__(self, name: str, width: float = 5.0, height: float = 3.3) -> None:
+    def __init__(self, name: str, width: float = 5.0, height: float = 3.3, panels: int = 1) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -94,7 +93,8 @@ class Drawing:
         self._tips: dict[str, str] = {}
         with rc_context(_STYLE):
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.axes: Any = self.figure.subplots()
+            self.panels: list[Any] = list(self.figure.subplots(1, panels, squeeze=False)[0])
+        self.axes = self.panels[0]
 
     def tip(self, artist: Artist, text: str) -> None:
         """Show `text` as the tooltip of `artist`, on pointing at it and on reaching it with the arrow keys."""
@@ -102,32 +102,45 @@ class Drawing:
         artist.set_gid(key)
         self._tips[key] = text
 
-    def columns(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
+    def columns(self, tips: Mapping[float, str], axes: Any = None) -> None:
         """Tooltips for a chart that is read from left to right: one for each place on the x axis."""
-        for low, high, text in _spans(places, texts):
-            self.tip((axes or self.axes).axvspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
+        self._strips((axes or self.axes).axvspan, tips)
 
-    def rows(self, places: Sequence[float], texts: Sequence[str], axes: Any = None) -> None:
-        """Tooltips for a chart that is read from top to bottom: one for each row."""
-        for low, high, text in _spans(places, texts):
-            self.tip((axes or self.axes).axhspan(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), text)
+    def rows(self, tips: Mapping[float, str]) -> None:
+        """Tooltips for a chart that is read from top to bottom: one for each place on the y axis."""
+        self._strips(self.axes.axhspan, tips)
 
-    def percents(self, axis: str = "y") -> None:
-        """Label an axis with percentages, with decimals only where they are needed."""
-        getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    def _strips(self, draw: Callable[..., Artist], tips: Mapping[float, str]) -> None:
+        # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
+        places = sorted(tips)
+        if places:
+            one, other = (places[1], places[-2]) if len(places) > 1 else (places[0] + 1, places[0] - 1)
+            beyond = [2 * places[0] - one, *places, 2 * places[-1] - other]
+            middles = [(low + high) / 2 for low, high in pairwise(beyond)]
+            for place, (low, high) in zip(places, pairwise(middles), strict=True):
+                self.tip(draw(low, high, facecolor=COLOURS["line"], alpha=0.004, linewidth=0), tips[place])
 
-    def counts(self, axis: str = "x") -> None:
-        """Label an axis with whole numbers."""
+    def label(
+        self, x: str = "", y: str = "", *, percents: str = "", counts: str = "", thousands: str = "", legend: int = 2
+    ) -> None:
+        """Name the axes, and put a legend with this many columns below the chart, or none.
+
+        The axes named in `percents`, `counts` and `thousands` ("x", "y" or both) show percentages, with decimals only
+        where they are needed, whole numbers, or large numbers.
+        """
+        from matplotlib import rc_context
         from matplotlib.ticker import MaxNLocator
 
-        getattr(self.axes, f"{axis}axis").set_major_locator(MaxNLocator("auto", integer=True))
-
-    def legend(self, columns: int = 2) -> None:
-        """Put a legend below the chart."""
-        from matplotlib import rc_context
-
-        with rc_context(_STYLE):
-            self.figure.legend(loc="outside lower center", ncols=columns, fontsize=9, handlelength=2.6)
+        self.axes.set(xlabel=x, ylabel=y)
+        for axis in percents:
+            getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        for axis in counts:
+            getattr(self.axes, f"{axis}axis").set_major_locator(MaxNLocator("auto", integer=True))
+        for axis in thousands:
+            getattr(self.axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{value:,.0f}")
+        if legend:
+            with rc_context(_STYLE):
+                self.figure.legend(loc="outside lower center", ncols=legend, fontsize=9, handlelength=2.6)
 
     def finish(self, alt: str) -> Chart:
         """Render. The same drawing gives the same bytes."""
@@ -155,35 +168,14 @@ class Drawing:
         for each in root.findall(f"{{{_SVG}}}metadata"):
             root.remove(each)
         _prefix_ids(root, f"{self.name}-")
-        _describe(root, clean(alt), {f"{self.name}-{key}": clean(text) for key, text in self._tips.items()})
-        return Chart(self.name, clean(alt), _as_file(root), png.getvalue(), _as_part(root))
-
-
-def clean(text: str, longest: int | None = None) -> str:
-    """Text for pictures and pages: without control characters, and if it is too long, only its beginning and end.
-
-    Example:
-        >>> clean("a very long name", longest=9)
-        'a ve…name'
-    """
-    text = _FORBIDDEN.sub("�", text)
-    if longest is None or len(text) <= longest:
-        return text
-    half = (longest - 1) // 2
-    return f"{text[: longest - 1 - half]}…{text[-half:]}"
-
-
-def _spans(places: Sequence[float], texts: Sequence[str]) -> list[tuple[float, float, str]]:
-    # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
-    order = sorted(range(len(places)), key=lambda number: places[number])
-    values = [places[number] for number in order]
-    if not values:
-        return []
-    if len(values) == 1:
-        return [(values[0] - 0.5, values[0] + 0.5, texts[0])]
-    middles = [(one + two) / 2 for one, two in pairwise(values)]
-    edges = [2 * values[0] - middles[0], *middles, 2 * values[-1] - middles[-1]]
-    return [(edges[i], edges[i + 1], texts[number]) for i, number in enumerate(order)]
+        for node in root.iter(f"{{{_SVG}}}g"):
+            if tip := self._tips.get(node.get("id", "").removeprefix(f"{self.name}-")):
+                node.set("class", "spot")
+                _add_title(node, clean(tip))
+        title = _add_title(root, clean(alt))
+        whole = _to_text(root)
+        root.remove(title)  # or the browser would show it everywhere in the chart
+        return Chart(self.name, clean(alt), whole, png.getvalue(), _make_part(root, clean(alt)))
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
@@ -198,43 +190,31 @@ def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
                 node.set(key, value.replace("url(#", f"url(#{prefix}"))
 
 
-def _describe(root: ElementTree.Element, alt: str, tips: dict[str, str]) -> None:
+def _add_title(node: ElementTree.Element, text: str) -> ElementTree.Element:
     title = ElementTree.Element(f"{{{_SVG}}}title")
-    title.text = alt
-    root.insert(0, title)
-    for node in root.iter(f"{{{_SVG}}}g"):
-        if text := tips.get(node.get("id", "")):
-            node.set("class", "spot")
-            words = ElementTree.Element(f"{{{_SVG}}}title")
-            words.text = text
-            node.insert(0, words)
+    title.text = text
+    node.insert(0, title)
+    return title
 
 
-def _as_file(root: ElementTree.Element) -> str:
+def _to_text(root: ElementTree.Element) -> str:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _as_part(root: ElementTree.Element) -> str:
+def _make_part(root: ElementTree.Element, alt: str) -> str:
+    """The chart as a part of a page: its colours are variables of the page, and its size is that of its place."""
     names = {light: name for name, (light, _) in reversed(all_colours().items())}  # the first name of a value counts
     paint = re.compile("|".join(names))
-    # A copy whose colours are variables of the page and whose size is that of its place.
-    part = ElementTree.fromstring(ElementTree.tostring(root, encoding="unicode"))
-    title = part.find(f"{{{_SVG}}}title")
-    if title is not None:
-        part.set("aria-label", title.text or "")
-        part.remove(title)  # or the browser would show it everywhere in the chart
-    for key in ("width", "height"):
-        part.attrib.pop(key, None)
-    for parent in list(part.iter()):
+    for parent in list(root.iter()):
         for sheet in parent.findall(f"{{{_SVG}}}style"):
             parent.remove(sheet)  # it would apply to the whole page; style.css has the same rules for charts
-    part.set("class", "chart")
-    part.set("role", "img")
-    part.set("tabindex", "0")
-    for node in part.iter():
+    for key in ("width", "height"):
+        root.attrib.pop(key, None)
+    root.attrib.update({"aria-label": alt, "class": "chart", "role": "img", "tabindex": "0"})
+    for node in root.iter():
         if style := node.get("style"):
             style = style.replace(f"'{_FONT}'", "system-ui").replace(_FONT, "system-ui")
             node.set("style", paint.sub(lambda found: f"var(--{names[found.group()]})", style))
-    return _as_file(part)
+    return _to_text(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +10,21 @@ from typing import Any
 from hf_retarget.contenders import find_contender
 from hf_retarget.document import PortDocument
 from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import data_uri
 from hf_retarget.words import percent
 
 _MANY = 30  # classes that fit into one chart; of more, the extremes are shown
 _CELLS = 20  # classes up to which every cell of the confusion matrix can be pointed at
 _NAME = 20  # letters
+_COLUMNS = 6  # of sample images
+
+KINDS = {
+    "only ours": "Only the port is right",
+    "only theirs": "Only the other is right",
+    "neither": "Both are wrong",
+    "both": "Both are right",
+}
+_ALONE = {"neither": "The port is wrong", "both": "The port is right"}
+"""The same where there is nothing to compare with."""
 
 
 def list_classes(document: PortDocument) -> list[tuple[str, float | None, float | None]]:
@@ -40,19 +50,14 @@ def draw_classes(document: PortDocument) -> Chart | None:
         axes.hlines(places, others, values, color=COLOURS["line"], linewidth=2.5, zorder=2)
         axes.plot(others, places, "v", color=them.colours[0], label=them.label, zorder=3)
     axes.plot(values, places, "o", color=us.colours[0], label=us.label, zorder=4)
-    drawing.rows(
-        places,
-        [
-            f"{name}\n{us.label}: {percent(mine)}" + (f"\n{them.label}: {percent(other)}" if them else "")
-            for name, mine, other in shown
-        ],
-    )
+    tips: dict[float, str] = {}
+    for place, (name, mine, other) in enumerate(shown):
+        tips[place] = f"{name}\n{us.label}: {percent(mine)}" + (f"\n{them.label}: {percent(other)}" if them else "")
+    drawing.rows(tips)
     axes.set_yticks(places, [clean(row[0], _NAME) for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-0.03, 1.03)
-    drawing.percents("x")
-    axes.set_xlabel("test accuracy on the class")
-    drawing.legend()
+    drawing.label("test accuracy on the class", percents="x")
     better = sum((mine or 0) > (other or 0) for _, mine, other in rows) if them else 0
     return drawing.finish(
         f"Test accuracy on {len(shown)} of {len(rows)} classes"
@@ -79,8 +84,7 @@ def draw_confusion(document: PortDocument) -> Chart | None:
     axes.set_ylim(len(matrix) - 0.5, -0.5)
     axes.grid(visible=False)
     axes.set_aspect("equal")
-    axes.set_xlabel("what the model says" + ("" if few else " (number of the class)"))
-    axes.set_ylabel("what it is")
+    drawing.label("what the model says" + ("" if few else " (number of the class)"), "what it is", legend=0)
     right = sum(row[at] for at, row in enumerate(matrix)) / (sum(map(sum, matrix)) or 1)
     return drawing.finish(f"Confusion matrix of {len(matrix)} classes; {percent(right)} lies on the diagonal.")
 
@@ -121,14 +125,6 @@ def _image(drawing: Drawing, shares: list[list[float]]) -> None:
 
 # ---- single images
 
-KINDS = {"only ours": "Only the port is right", "only theirs": "Only the other is right"} | {
-    "neither": "Both are wrong",
-    "both": "Both are right",
-}
-_ALONE = {"neither": "The port is wrong", "both": "The port is right"}
-"""The same where there is nothing to compare with."""
-_COLUMNS = 6
-
 
 def list_samples(document: PortDocument, thumbnails: Mapping[int, bytes]) -> list[dict[str, Any]]:
     """The kinds of images, each with how many there are and those that are shown; none if no image is to be shown."""
@@ -154,7 +150,7 @@ def _describe_image(facts: dict[str, Any], names: list[str], picture: bytes) -> 
     kind = "image/jpeg" if picture.startswith(b"\xff\xd8") else "image/png"
     words = "; ".join(f"{each['who']} says {each['name']}" for each in said)
     return {
-        "address": data_uri(picture, kind),
+        "address": f"data:{kind};base64,{base64.b64encode(picture).decode()}",
         "label": label,
         "said": said,
         "alt": f"Test image {facts['number']}: {label}. {words}.",

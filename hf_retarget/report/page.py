@@ -1,18 +1,21 @@
-"""Pages and pictures from templates: one file each, with style and script inside, that needs no network."""
+"""Pages from templates, each one file that needs no network, and the colours of all pages, pictures and charts."""
 
 from __future__ import annotations
 
-import base64
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.report.chart import clean
-from hf_retarget.report.palette import all_colours
+from hf_retarget.contenders import contenders
 from hf_retarget.words import duration, number, percent, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+# XML forbids most control characters even when escaped; a label may still contain them.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def render(template: str, /, **values: Any) -> str:
@@ -40,11 +43,74 @@ def _environment() -> Environment:
     return environment
 
 
-def data_uri(content: bytes, kind: str = "image/png") -> str:
-    """An image as a data URI.
+def clean(text: str, longest: int | None = None) -> str:
+    """Text for pictures and pages: without control characters, and if it is too long, only its beginning and end.
 
     Example:
-        >>> data_uri(b"ab")
-        'data:image/png;base64,YWI='
+        >>> clean("a very long name", longest=9)
+        'a ve…name'
     """
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    text = _FORBIDDEN.sub("�", text)
+    if longest is None or len(text) <= longest:
+        return text
+    half = (longest - 1) // 2
+    return f"{text[: longest - 1 - half]}…{text[-half:]}"
+
+
+# ---- colours
+
+PALETTE: dict[str, tuple[str, str]] = {
+    # ground, text and lines
+    "bg": ("#ffffff", "#14171c"),
+    "band": ("#f5f6f9", "#1d222a"),
+    "text": ("#1f2430", "#e6e9ef"),
+    "muted": ("#5b6472", "#a3acba"),
+    "line": ("#c3c9d3", "#465061"),
+    "link": ("#1d4ed8", "#93c5fd"),
+    # charts that compare no models: what counts, what it is compared with, and a third
+    "accent": ("#2563eb", "#60a5fa"),
+    "other": ("#c2410c", "#fb923c"),
+    "third": ("#7c3aed", "#b794f6"),
+    # verdicts
+    "good": ("#15803d", "#4ade80"),
+    "bad": ("#b91c1c", "#f87171"),
+    "open": ("#a16207", "#facc15"),
+    # groups of neurons: by role, in four shades that tell neighbours apart
+    "stream0": ("#2563eb", "#60a5fa"),
+    "stream1": ("#0891b2", "#22d3ee"),
+    "stream2": ("#4f46e5", "#818cf8"),
+    "stream3": ("#0f766e", "#2dd4bf"),
+    "inner0": ("#ea580c", "#fb923c"),
+    "inner1": ("#b7791f", "#eab308"),
+    "inner2": ("#c2410c", "#f97316"),
+    "inner3": ("#a16207", "#facc15"),
+    "segment0": ("#15803d", "#4ade80"),
+    "segment1": ("#4d7c0f", "#a3e635"),
+    "segment2": ("#059669", "#34d399"),
+    "segment3": ("#65a30d", "#84cc16"),
+    "head0": ("#6d28d9", "#a78bfa"),
+    "head1": ("#a855f7", "#c084fc"),
+    "head2": ("#d946ef", "#e879f9"),
+    "head3": ("#8b5cf6", "#8b7bf0"),
+    # groups by what matching gained in them
+    "gain0": ("#94a3b8", "#64748b"),
+    "gain1": ("#f59e0b", "#b45309"),
+    "gain2": ("#ea580c", "#fb923c"),
+    "gain3": ("#c026d3", "#e879f9"),
+    "gain4": ("#4f46e5", "#a5b4fc"),
+    # other parts of the picture of a graph
+    "lead": ("#9aa3b2", "#667085"),
+    "pin": ("#8b93a1", "#7d8694"),
+    "box": ("#f3ecff", "#271f3a"),
+}
+"""Name -> (light, dark). Every page has these as CSS variables (``var(--accent)``), from ``templates/palette.css``.
+
+A chart is painted with the light value; in a page it becomes the variable of the first name that has this value.
+"""
+
+COLOURS = {name: light for name, (light, _) in PALETTE.items()}
+
+
+def all_colours() -> dict[str, tuple[str, str]]:
+    """The colours of all contenders, under their names, and the palette."""
+    return {each.name: each.colours for each in contenders()} | PALETTE

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from hf_retarget.report.chart import _STYLE, COLOURS, Chart, Drawing, clean
+from hf_retarget.errors import RetargetError
+from hf_retarget.files import write_text
+from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
 from hf_retarget.report.page import render
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
 from hf_retarget.words import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_PANELS = {"top1": "accuracy", "loss": "loss"}
 _NAME = 28  # letters of a model's name in the picture
 _INK, _PAPER = "#202020", "#fdfdfd"  # on top of contours, whose colours are the same on light and dark screens
 _CELLS = 400  # tooltips in a panel, at most: more make a heavy page
@@ -22,19 +27,6 @@ _SQUARE = 0.35  # sides whose ratio is beyond this are drawn to different scales
 _WORST = 3.0  # times the range of losses among the models that the colours of the loss tell apart
 
 Figures = Mapping[str, Any]
-
-
-class _Pair(Drawing):
-    """Two charts beside each other: accuracy and loss."""
-
-    def __init__(self, width: float, height: float) -> None:
-        from matplotlib import rc_context
-
-        super().__init__("plane", width, height)
-        self.figure.clear()
-        with rc_context(_STYLE):
-            self.panels: tuple[Any, Any] = tuple(self.figure.subplots(1, 2))
-        self.axes = self.panels[0]
 
 
 def draw_plane(figures: Figures) -> Chart:
@@ -67,104 +59,84 @@ def describe_plane(figures: Figures) -> str:
     )
 
 
+def _describe_point(point: Figures, models: Sequence[Figures]) -> str:
+    parts = zip(point["shares"], models, strict=True)
+    mixture = " + ".join(f"{share:.2f} {clean(each['name'], _NAME)}" for share, each in parts if abs(share) >= 0.005)
+    scores = f"accuracy {percent(point['top1'])}, loss {number(point['loss'])}"
+    return f"{mixture}\n{scores}".replace("+ -", "− ")
+
+
 # ---- a line
 
 
 def _draw_line(figures: Figures) -> Chart:
-    drawing = _Pair(8.2, 3.2)
-    points = sorted(figures["points"], key=lambda point: float(point["x"]))
-    names = _names(figures)
-    places = [each["x"] for each in points]
-    tips = [f"{_mixture(each, names)}\n{_scores(each)}" for each in points]
-    for axes, key, words in zip(drawing.panels, ("top1", "loss"), ("accuracy", "loss"), strict=True):
-        values = [math.nan if each[key] is None else each[key] for each in points]
-        ends = [math.nan if each[key] is None else each[key] for each in figures["models"]]
+    drawing = Drawing("plane", 8.2, 3.2, panels=2)
+    models, points = figures["models"], sorted(figures["points"], key=lambda point: float(point["x"]))
+    tips = {each["x"]: _describe_point(each, models) for each in points}
+    start, end = (clean(each["name"], _NAME) for each in models)
+    for axes, (key, words) in zip(drawing.panels, _PANELS.items(), strict=True):
+        ends, values = ([math.nan if each[key] is None else each[key] for each in some] for some in (models, points))
         axes.plot([0, 1], ends, color=COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)))
-        axes.plot(places, values, color=COLOURS["accent"], marker="o", markersize=2.6)
+        axes.plot(list(tips), values, color=COLOURS["accent"], marker="o", markersize=2.6)
         axes.plot([0, 1], ends, linestyle="none", marker="o", markersize=8, color=COLOURS["accent"])
         axes.set_title(words, loc="left", fontsize=10.5)
-        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [names[0], "¼", "½", "¾", names[1]])
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [start, "¼", "½", "¾", end])
         _mark_barrier(axes, figures["barrier"], key, ends)
-        drawing.columns(places, tips, axes)
-    drawing.percents()
+        drawing.columns(tips, axes)
+    drawing.label(percents="y", legend=0)
     return drawing.finish(describe_plane(figures))
 
 
-def _mark_barrier(axes: Axes, barrier: Mapping[str, Any], key: str, ends: Sequence[float]) -> None:
-    height = barrier[key]
-    if not height:
-        words = "beyond all numbers" if height is None else "no barrier"
-        axes.set_title(words, loc="right", fontsize=10.5, color=COLOURS["muted"])
-        return
-    place = barrier[f"{key}_at"]
-    start = ends[0] + place * (ends[1] - ends[0])
-    sign = 1 if key == "loss" else -1
-    arrow = {"arrowstyle": "<->", "color": COLOURS["other"], "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (place, start), (place, start + sign * height), arrowprops=arrow)
-    text = f"barrier {height:.3f}" if key == "loss" else f"barrier {100 * height:.1f} points"
-    axes.set_title(text, loc="right", fontsize=10.5, color=COLOURS["other"])
+def _mark_barrier(axes: Axes, barrier: Figures, key: str, ends: Sequence[float]) -> None:
+    height, place = barrier[key], barrier[f"{key}_at"]
+    if height:
+        base = ends[0] + place * (ends[1] - ends[0])
+        arrow = {"arrowstyle": "<->", "color": COLOURS["other"], "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (place, base), (place, base + (height if key == "loss" else -height)), arrowprops=arrow)
+        words = f"barrier {height:.3f}" if key == "loss" else f"barrier {100 * height:.1f} points"
+    else:
+        words = "not finite" if height is None else "no barrier"
+    axes.set_title(words, loc="right", fontsize=10.5, color=COLOURS["other" if height else "muted"])
 
 
 # ---- a plane
 
 
 def _draw_contours(figures: Figures) -> Chart:
-    grid, models = figures["grid"], figures["models"]
-    wide, high = (grid[axis][-1] - grid[axis][0] for axis in ("x", "y"))
-    equal = _SQUARE < high / wide < 1 / _SQUARE
-    drawing = _Pair(9.0, 0.7 + 3.6 * (min(max(high / wide, 0.5), 1.3) if equal else 0.9))
-    values = {(each["x"], each["y"]): each for each in figures["points"]}
-    accuracy, loss = drawing.panels
-    _fill(
-        drawing,
-        accuracy,
-        grid,
-        values,
-        "top1",
-        _accuracy_levels(figures),
-        "viridis",
-        lambda value: f"{100 * value:.3g}%",
-    )
-    _fill(drawing, loss, grid, values, "loss", _loss_levels(figures), "viridis_r", lambda value: f"{value:.4g}")
-    for axes, words in ((accuracy, "accuracy"), (loss, "loss")):
+    columns, rows = figures["grid"]["x"], figures["grid"]["y"]
+    ratio = (rows[-1] - rows[0]) / (columns[-1] - columns[0])
+    equal = _SQUARE < ratio < 1 / _SQUARE
+    drawing = Drawing("plane", 9.0, 0.7 + 3.6 * (min(max(ratio, 0.5), 1.3) if equal else 0.9), panels=2)
+    points = {(each["x"], each["y"]): each for each in figures["points"]}
+    for axes, key in zip(drawing.panels, _PANELS, strict=True):
+        _fill(drawing, axes, figures, [[points[x, y][key] for x in columns] for y in rows], key)
+    for axes, words in zip(drawing.panels, _PANELS.values(), strict=True):
         axes.grid(visible=False)
         axes.set_title(words, loc="left", fontsize=10.5)
         axes.set_xlabel("distance in weight space along u")
         axes.set_aspect("equal" if equal else "auto")
-        _mark_models(axes, models)
-        _add_cells(drawing, axes, figures)
-    accuracy.set_ylabel("along v" if equal else "along v (another scale)")
+        _mark_models(axes, figures["models"])
+        _add_cells(drawing, axes, figures, points)
+    drawing.axes.set_ylabel("along v" if equal else "along v (another scale)")
     return drawing.finish(describe_plane(figures))
 
 
-def _fill(
-    drawing: Drawing,
-    axes: Axes,
-    grid: Mapping[str, Sequence[float]],
-    values: Mapping[tuple[float, float], Mapping[str, Any]],
-    key: str,
-    levels: Sequence[float],
-    colours: str,
-    words: Any,
-) -> None:
+def _fill(drawing: Drawing, axes: Axes, figures: Figures, values: list[list[float | None]], key: str) -> None:
     from matplotlib.colors import BoundaryNorm
 
-    # A loss that is no number is worse than any number.
-    worst = max(levels) * 2 + 1
-    table = [[_value(values[x, y][key], worst) for x in grid["x"]] for y in grid["y"]]
-    norm = BoundaryNorm(levels, 256, extend="max" if key == "loss" else "neither")
-    extend = "max" if key == "loss" else "neither"
-    filled = axes.contourf(grid["x"], grid["y"], table, levels, cmap=colours, norm=norm, extend=extend)
-    axes.contour(grid["x"], grid["y"], table, levels, colors=_PAPER, linewidths=0.5, alpha=0.55)
+    levels = _loss_levels(figures) if key == "loss" else _accuracy_levels(figures)
+    colours, words = ("viridis_r", "{:.4g}") if key == "loss" else ("viridis", "{:.3g}%")
+    extend: Literal["max", "neither"] = "max" if key == "loss" else "neither"
+    worst = max(levels) * 2 + 1  # a loss that is no number is worse than any number
+    table = [[worst if value is None else min(value, worst) for value in row] for row in values]
+    grid = figures["grid"]["x"], figures["grid"]["y"], table, levels
+    filled = axes.contourf(*grid, cmap=colours, norm=BoundaryNorm(levels, 256, extend=extend), extend=extend)
+    axes.contour(*grid, colors=_PAPER, linewidths=0.5, alpha=0.55)
     bar = drawing.figure.colorbar(filled, ax=axes, shrink=0.92, pad=0.02, aspect=28)
-    shown = list(levels)[:: 1 if len(levels) < 10 else 2]
-    bar.set_ticks(shown, labels=[words(level) for level in shown])
+    shown = levels[:: 1 if len(levels) < 10 else 2]
+    bar.set_ticks(shown, labels=[words.format(level if key == "loss" else 100 * level) for level in shown])
     bar.outline.set_visible(False)
     bar.ax.tick_params(which="both", length=0, labelcolor=COLOURS["muted"], labelsize=9)
-
-
-def _value(value: float | None, worst: float) -> float:
-    return worst if value is None else min(value, worst)
 
 
 def _accuracy_levels(figures: Figures) -> list[float]:
@@ -175,50 +147,36 @@ def _accuracy_levels(figures: Figures) -> list[float]:
 
 
 def _loss_levels(figures: Figures) -> list[float]:
-    """Dense where the loss is low, as Garipov et al. draw it: what is far off is all the same bad."""
+    """Dense where the loss is low, as Garipov et al. draw it: how bad a bad loss is does not matter."""
     losses = sorted(each["loss"] for each in figures["points"] if each["loss"] is not None) or [1.0]
     low = losses[0]
     known = [each["loss"] for each in figures["models"] if each["loss"] is not None]
     high = min(losses[-1], max(losses[len(losses) * 3 // 4], low + _WORST * (max(known, default=low) - low)))
     digits = max(0, 2 - math.floor(math.log10(max(high - low, 1e-6))))
     unit = 10.0**-digits
-    values = [low + (high - low) * (step / _LEVELS) ** 1.6 for step in range(_LEVELS + 1)]
-    return _rising([math.floor(low / unit) * unit, *(round(value, digits) for value in values[1:])])
+    values = [low + (high - low) * (step / _LEVELS) ** 1.6 for step in range(1, _LEVELS + 1)]
+    return _rising([math.floor(low / unit) * unit, *(round(value, digits) for value in values)])
 
 
 def _rising(levels: list[float]) -> list[float]:
     """Each level once, and at least two."""
-    once = sorted(dict.fromkeys(levels))
+    once = sorted(set(levels))
     return once if len(once) > 1 else [once[0] - 0.01, once[0] + 0.01]
 
 
-def _mark_models(axes: Axes, models: Sequence[Mapping[str, Any]]) -> None:
+def _mark_models(axes: Axes, models: Sequence[Figures]) -> None:
     from matplotlib.patheffects import withStroke
 
-    around = [*models, models[0]]
-    axes.plot(
-        [each["x"] for each in around],
-        [each["y"] for each in around],
-        color=_PAPER,
-        linewidth=1.1,
-        linestyle=(0, (4, 3)),
-        path_effects=[withStroke(linewidth=2.4, foreground=_INK, alpha=0.5)],
-    )
+    around = [(each["x"], each["y"]) for each in (*models, models[0])]
+    edge = [withStroke(linewidth=2.4, foreground=_INK, alpha=0.5)]
+    axes.plot(*zip(*around, strict=True), color=_PAPER, linewidth=1.1, linestyle=(0, (4, 3)), path_effects=edge)
+    mark: dict[str, Any] = {"markersize": 9, "mfc": _PAPER, "mec": _INK, "mew": 1.6}
     for each, marker in zip(models, ("o", "s", "^"), strict=True):
-        axes.plot(
-            each["x"],
-            each["y"],
-            marker=marker,
-            markersize=9,
-            markerfacecolor=_PAPER,
-            markeredgecolor=_INK,
-            markeredgewidth=1.6,
-        )
+        axes.plot(each["x"], each["y"], marker=marker, **mark)
     height = max(each["y"] for each in models)
     middle = sum(each["x"] for each in models) / 3
     for each in models:
-        up = each["y"] > height / 2
-        left = each["x"] > middle
+        up, left = each["y"] > height / 2, each["x"] > middle
         axes.annotate(
             clean(each["name"], _NAME),
             (each["x"], each["y"]),
@@ -232,36 +190,21 @@ def _mark_models(axes: Axes, models: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _add_cells(drawing: Drawing, axes: Axes, figures: Figures) -> None:
+def _add_cells(drawing: Drawing, axes: Axes, figures: Figures, points: Mapping[tuple[float, float], Figures]) -> None:
     from matplotlib.patches import Rectangle
 
-    columns, rows, names = figures["grid"]["x"], figures["grid"]["y"], _names(figures)
-    values = {(each["x"], each["y"]): each for each in figures["points"]}
+    columns, rows = figures["grid"]["x"], figures["grid"]["y"]
     every = math.ceil(math.sqrt(len(columns) * len(rows) / _CELLS))
-    columns, rows = columns[::every], rows[::every]
-    if len(columns) < 2 or len(rows) < 2:
+    if len(columns) <= every or len(rows) <= every:
         return
-    for y in rows:
-        for x in columns:
-            wide, high = columns[1] - columns[0], rows[1] - rows[0]
+    wide, high = columns[every] - columns[0], rows[every] - rows[0]
+    for y in rows[::every]:
+        for x in columns[::every]:
             cell = Rectangle((x - wide / 2, y - high / 2), wide, high, facecolor=COLOURS["line"], alpha=0.004)
             axes.add_patch(cell)
-            drawing.tip(cell, f"{_mixture(values[x, y], names)}\n{_scores(values[x, y])}")
-    axes.set_xlim(figures["grid"]["x"][0], figures["grid"]["x"][-1])
-    axes.set_ylim(figures["grid"]["y"][0], figures["grid"]["y"][-1])
-
-
-def _names(figures: Figures) -> list[str]:
-    return [clean(each["name"], _NAME) for each in figures["models"]]
-
-
-def _mixture(point: Mapping[str, Any], names: Sequence[str]) -> str:
-    parts = [f"{share:.2f} {name}" for share, name in zip(point["shares"], names, strict=True) if abs(share) >= 0.005]
-    return " + ".join(parts).replace("+ -", "− ")
-
-
-def _scores(point: Mapping[str, Any]) -> str:
-    return f"accuracy {percent(point['top1'])}, loss {number(point['loss'])}"
+            drawing.tip(cell, _describe_point(points[x, y], figures["models"]))
+    axes.set_xlim(columns[0], columns[-1])
+    axes.set_ylim(rows[0], rows[-1])
 
 
 # ---- pages
@@ -276,38 +219,44 @@ _ENTRY = f'{_MARKS[0]}<li><a href="#plane">Between models</a></li>{_MARKS[1]}\n'
 
 def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
     """plane.html: the picture with tooltips, the models, and what was done; it needs no network."""
-    return render("plane.html", **_values(figures, chart))
+    return render("plane.html", **_values(figures, chart or draw_plane(figures)))
 
 
-def add_plane(html: str, figures: Figures, chart: Chart | None = None) -> str | None:
-    """A report with a section about a plane, instead of the one it may have had; None if it is no report of ours."""
+def add_plane(html: str, figures: Figures) -> str | None:
+    """A report with a section about a plane, which replaces an earlier one; None if it is not a report of a port."""
     bare = _OLD.sub("", html)
     place = _BEFORE.search(bare)
     if place is None:
         return None
-    section = f"{_MARKS[0]}\n{render('plane_section.html', **_values(figures, chart))}\n{_MARKS[1]}\n"
+    section = f"{_MARKS[0]}\n{render('plane_section.html', **_values(figures, draw_plane(figures)))}\n{_MARKS[1]}\n"
     page = bare[: place.start()] + section + bare[place.start() :]
     return page.replace(_CONTENTS, _CONTENTS + _ENTRY, 1)
 
 
-def _values(figures: Figures, chart: Chart | None) -> dict[str, Any]:
+def show_in_report(report: Path, figures: Figures) -> None:
+    """Put the picture into the report of a port, in place of an earlier one."""
+    page = add_plane(read_bytes(report, MAX_DOCUMENT_BYTES).decode(), figures)
+    if page is None:
+        raise RetargetError(f"'{report}' is no report of a port; nothing was added to it")
+    write_text(report, page)
+
+
+def _values(figures: Figures, chart: Chart) -> dict[str, Any]:
     names = [each["name"] for each in figures["models"]]
     return {
         "title": f"Between {', '.join(names[:-1])} and {names[-1]}",
         "figures": figures,
-        "chart": chart or draw_plane(figures),
+        "chart": chart,
         "words": describe_plane(figures),
         "models": [
             (each["name"], percent(each["top1"]), number(each["loss"]), _permuted(each["permuted"]), each["reference"])
             for each in figures["models"]
         ],
-        "distances": [
-            (name, *(number(value) for value in row)) for name, row in zip(names, figures["distances"], strict=True)
-        ],
+        "distances": [(name, *map(number, row)) for name, row in zip(names, figures["distances"], strict=True)],
     }
 
 
-def _permuted(how: Mapping[str, Any] | None) -> str:
+def _permuted(how: Figures | None) -> str:
     if how is None:
         return "no"
     words = "by weight matching" if how["by"] == "match" else f"by {how['by']}"

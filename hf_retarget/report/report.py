@@ -22,8 +22,17 @@ from hf_retarget.report.classes import (
     list_confusions,
     list_samples,
 )
-from hf_retarget.report.curves import draw_cosines, draw_curve, draw_price, list_courses
-from hf_retarget.report.neurons import draw_batchnorm, draw_groups, draw_moved, draw_sweeps, draw_time
+from hf_retarget.report.figures import (
+    draw_batchnorm,
+    draw_cosines,
+    draw_curve,
+    draw_groups,
+    draw_moved,
+    draw_price,
+    draw_sweeps,
+    draw_time,
+    list_courses,
+)
 from hf_retarget.report.page import render
 from hf_retarget.words import duration, number, percent, plural, size
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.comparison.compare import Spread, read_ports
+from hf_retarget.comparison import Spread, read_ports
 from hf_retarget.recipe import Recipe
 from hf_retarget.report.comparison import draw_comparison_page
 
@@ -24,11 +24,11 @@ def test_seeds_make_a_group_and_methods_tell_groups_apart(port):
     spread = found.groups[0].top1["fgmt"]
     assert (spread.mean, spread.deviation, spread.count) == (pytest.approx(0.6), pytest.approx(0.1), 3)
     assert found.groups[1].top1["fgmt-sign"].deviation == 0.0
-    first = found.groups[0].to_json()
-    assert first["seconds"]["mean"] == 12.5
-    assert first["minibatches"]["mean"] == 40
-    assert first["best_step"] == {"mean": 3.0, "deviation": 0.0, "count": 3}
-    assert first["curve"][-1] == [4.0, pytest.approx(0.6)]
+    first = found.groups[0]
+    assert first.seconds.mean == 12.5
+    assert first.minibatches.mean == 40
+    assert first.best_step == Spread(3.0, 0.0, 3)
+    assert first.curve[-1] == (4.0, pytest.approx(0.6))
     assert found.warnings == ()
     assert found.problems == ()
 
@@ -136,10 +136,10 @@ def test_an_unknown_field_is_refused(port):
 def test_curves_of_different_length_are_averaged_where_all_have_points(port, course):
     stopped = port("stopped", port__seed=1, steps=course(0.1, 0.2))
     (group,) = rt.compare([port("whole"), stopped]).groups
-    assert [tuple(point) for point in group.to_json()["curve"]] == [(1.0, 0.125), (2.0, 0.25)]
-    assert group.mean_curve("plain") == [(0.0, 0.1), (60 * 128.0, 0.5)]
-    assert [at for at, _ in group.mean_curve("finetuned")] == [40 * 128, 40 * 128 + 20 * 64]
-    assert group.mean_curve("nobody") == []
+    assert group.curve == [(1.0, 0.125), (2.0, 0.25)]
+    assert group.curves["plain"] == [(0.0, 0.1), (60 * 128.0, 0.5)]
+    assert [at for at, _ in group.curves["finetuned"]] == [40 * 128, 40 * 128 + 20 * 64]
+    assert set(group.curves) == {"plain", "finetuned"}
 
 
 def test_the_document_is_json_and_says_everything(port):
@@ -186,7 +186,6 @@ def test_real_ports_are_read(tmp_path):
     (group,) = comparison.groups
     assert (len(group.runs), group.name, comparison.warnings) == (2, "fgmt", ())
     assert {"fgmt", "naive", "plain", "finetuned"} <= set(group.top1)
-    figures = group.to_json()
-    assert figures["minibatches"]["mean"] == 4
-    assert len(figures["curve"]) == 2
-    assert group.mean_curve("finetuned")
+    assert group.minibatches.mean == 4
+    assert len(group.curve) == 2
+    assert group.curves["finetuned"]

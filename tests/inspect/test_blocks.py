@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hf_retarget.inspection.blocks import blocks_of, home, repeated_blocks
+from hf_retarget.inspection.picture import blocks_of
+from hf_retarget.inspection.roles import home, repeated_blocks
 
 
 def test_equal_blocks_form_one_repeat_with_their_groups(vit):

@@ -11,7 +11,7 @@ import pytest
 
 from hf_retarget.graph import PermutationGraph
 from hf_retarget.inspection import draw_page, draw_picture
-from hf_retarget.inspection.lanes import sketch
+from hf_retarget.inspection.picture import sketch
 from hf_retarget.inspection.roles import Role
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,8 +63,8 @@ def test_a_weight_reads_its_input_side_and_writes_its_output_side(vit):
     assert (rows["blocks.0.fc1"].reads, rows["blocks.0.fc1"].writes) == (("embed",), ("blocks.0.fc1",))
     assert rows["blocks.0.fc1"].touches == (), "its bias rides along"
     assert rows["blocks.0.norm"].touches == ("embed",)
-    assert rows["embed"].pinned_reads == (("input", 7),)
-    assert rows["head"].pinned_writes == (("output", 10),)
+    assert rows["embed"].reads == (("input", 7),)
+    assert rows["head"].writes == (("output", 10),)
     assert not rows["pos_embed"].leads
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
 from hf_retarget.errors import ModelError, RetargetError
-from hf_retarget.landscape.geometry import lay_grid, mix, span
+from hf_retarget.landscape.geometry import lay_grids, mix, span
 
 NAMES = ["w", "b"]
 
@@ -23,6 +24,11 @@ def distance(one: dict, other: dict) -> float:
     return math.sqrt(sum(float((one[n].double() - other[n].double()).square().sum()) for n in NAMES))
 
 
+def corner(number: int) -> tuple[float, ...]:
+    """The shares of a corner itself."""
+    return tuple(float(other == number) for other in range(3))
+
+
 @pytest.fixture
 def basis():
     return span([make(0), make(1), make(2)], NAMES, "abc")
@@ -30,7 +36,7 @@ def basis():
 
 def test_the_corners_have_exactly_the_weights_of_the_models(basis):
     for number in range(3):
-        found = basis.weights(basis.corner(number))
+        found = mix(basis.corners, corner(number))
         assert all(torch.equal(found[name], basis.corners[number][name]) for name in NAMES)
 
 
@@ -52,11 +58,11 @@ def test_coordinates_keep_distances(basis):
 
 def test_the_places_of_the_corners_give_their_shares(basis):
     for number, place in enumerate(basis.places):
-        assert basis.shares(*place) == pytest.approx(basis.corner(number), abs=1e-12)
+        assert basis.shares(*place) == pytest.approx(corner(number), abs=1e-12)
 
 
 def test_the_middle_is_the_mean_within_a_bit_of_float32(basis):
-    middle = basis.weights((1 / 3, 1 / 3, 1 / 3))
+    middle = mix(basis.corners, (1 / 3, 1 / 3, 1 / 3))
     x, y = (sum(place[axis] for place in basis.places) / 3 for axis in (0, 1))
     assert basis.shares(x, y) == pytest.approx((1 / 3,) * 3)
     for name in NAMES:
@@ -106,26 +112,25 @@ def test_three_models_that_are_two_are_refused():
 
 
 def test_the_grid_goes_around_the_corners_with_a_margin(basis):
-    grid = lay_grid(basis, 9, 0.25)
+    grid = lay_grids(basis, 9, 0.25)[-1]
     for axis, values in ((0, grid.x), (1, grid.y)):
         low, high = (f(place[axis] for place in basis.places) for f in (min, max))
         assert values[0] == pytest.approx(low - 0.25 * (high - low))
         assert values[-1] == pytest.approx(high + 0.25 * (high - low))
         assert len(values) == 9
-    assert len(grid) == 9 * 9 + 3
+    assert len(grid.points) == 9 * 9 + 3
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 9, 10, 17, 20])
 def test_every_level_completes_a_finer_grid(basis, size):
-    grid = lay_grid(basis, size, 0.2)
-    assert grid.levels[0][:3] == grid.corners
-    known: set = set()
-    for level, (across, down) in zip(grid.levels, grid.axes, strict=True):
-        assert known.isdisjoint(point.shares for point in level), "nothing is scored twice"
-        known |= {point.shares for point in level}
-        places = {(point.x, point.y) for each in grid.levels for point in each if point.shares in known}
-        assert {(grid.x[i], grid.y[j]) for i in across for j in down} <= places
-    sizes = [len(across) for across, _ in grid.axes]
+    grids = lay_grids(basis, size, 0.2)
+    assert [point.shares for point in grids[0].points[:3]] == [corner(number) for number in range(3)]
+    for grid in grids:
+        assert len({point.shares for point in grid.points}) == len(grid.points), "nothing is scored twice"
+        assert {(x, y) for x in grid.x for y in grid.y} <= {(point.x, point.y) for point in grid.points}
+    for coarse, fine in pairwise(grids):
+        assert fine.points[: len(coarse.points)] == coarse.points, "what is known of a grid is the start of the next"
+    sizes = [len(grid.x) for grid in grids]
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == size
     assert min(4, size) <= sizes[0] < 8, "the first picture comes early"
@@ -133,15 +138,14 @@ def test_every_level_completes_a_finer_grid(basis, size):
 
 def test_a_line_has_its_ends_once_and_exactly():
     line = span([make(0), make(1)], NAMES, "ab")
-    grid = lay_grid(line, 5, 0.0)
-    points = [point for level in grid.levels for point in level]
+    points = lay_grids(line, 5, 0.0)[-1].points
     assert sorted(point.x for point in points) == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert [point.shares for point in points[:2]] == [(1.0, 0.0), (0.0, 1.0)]
-    wider = lay_grid(line, 4, 0.5)
-    assert sorted(point.x for level in wider.levels for point in level)[:3] == pytest.approx([-0.5, 0.0, 1 / 6])
+    wider = lay_grids(line, 4, 0.5)[-1].points
+    assert sorted(point.x for point in wider)[:3] == pytest.approx([-0.5, 0.0, 1 / 6])
 
 
 @pytest.mark.parametrize(("size", "margin"), [(1, 0.2), (9, -0.1), (9, 11.0), (9, math.nan)])
 def test_a_grid_that_cannot_be_is_refused(basis, size, margin):
     with pytest.raises(RetargetError):
-        lay_grid(basis, size, margin)
+        lay_grids(basis, size, margin)

@@ -9,11 +9,10 @@ import pytest
 
 from hf_retarget.contenders import contenders
 from hf_retarget.graph import Group
-from hf_retarget.inspection.lanes import Lane
-from hf_retarget.inspection.picture import gain_colour
+from hf_retarget.inspection.picture import Lane, gain_colour
 from hf_retarget.inspection.roles import Role
 from hf_retarget.report import Drawing, page, render
-from hf_retarget.report.palette import PALETTE, all_colours
+from hf_retarget.report.page import PALETTE, all_colours
 
 TEMPLATES = sorted((Path(page.__file__).parent / "templates").iterdir())
 

@@ -13,7 +13,7 @@ from hf_retarget.document import parse_document
 from hf_retarget.report import compose_report
 from hf_retarget.report.captions import caption_curve, caption_price
 from hf_retarget.report.classes import draw_classes, list_confusions
-from hf_retarget.report.curves import draw_curve, draw_price, list_paid
+from hf_retarget.report.figures import draw_curve, draw_price, list_paid
 from hf_retarget.report.report import list_facts, list_step_columns, list_steps
 
 ALL = ["curve", "price", "gradients", "moved", "groups", "sweeps", "batchnorm", "classes", "confusion", "time"]

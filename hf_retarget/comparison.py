@@ -21,56 +21,59 @@ SEEDS = ("port.seed", "finetune.seed")
 """Fields that make a port a repetition of another."""
 BESIDES = ("port.check", "port.control", "port.samples")
 """Fields that decide how a port is checked, compared and shown, not what it is."""
-_IMPLIED = {"data": "data."}  # a field that repeats what some others show, if these differ, too
 _COMPARABLE = {"data": "test images or preparation of the data", "target": "new base"}
 
 Curve = Sequence[tuple[float, float]]
+"""Pairs of a place (steps or training images) and an accuracy."""
 
 
 @dataclass(frozen=True)
 class FinishedPort:
-    """One port, and all that decided about it."""
+    """One port: its figures, and all that decided about it."""
 
     name: str
     """Its folder, as short as it tells it from the others."""
     folder: str
-    document: PortDocument = field(repr=False)
+    seeds: Mapping[str, Any]
+    winner: str
+    top1: Mapping[str, float]
+    """Test accuracies of all contenders, in the order of a table."""
+    loss: Mapping[str, float | None]
+    best_step: int | None
+    minibatches: int
+    seconds: float
+    verdict: str
+    steps: int
+    """As many as were planned."""
+    curve: Curve
+    """Validation accuracy of the winner over its steps."""
+    curves: Mapping[str, Curve]
+    """Validation accuracy over training images, of the contenders that took gradients."""
     fields: Mapping[str, Any] = field(repr=False)
     """Recipe fields, models and data, under names such as `port.method` and `target`."""
+    chance: float
 
-    @property
-    def top1(self) -> dict[str, float]:
-        """Test accuracies, in the order of a table."""
-        return {each.name: each.test.top1 for each in self.document.table}
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return math.fsum(self.document.seconds.values())
-
-    @property
-    def curve(self) -> Curve:
-        """Validation accuracy of the winner over its steps."""
-        return [(float(each.step), each.top1) for each in self.document.port.steps]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        document = self.document
-        return {
-            "name": self.name,
-            "folder": self.folder,
-            "seeds": {name: self.fields.get(name) for name in SEEDS},
-            "winner": document.winner,
-            "top1": self.top1,
-            "loss": {each.name: each.test.loss for each in document.table},
-            "best_step": document.port.best_step,
-            "minibatches": document.port.gradients,
-            "seconds": round(self.seconds, 3),
-            "verdict": document.verdict,
-            "steps": document.steps_planned,
-            "curve": _points(self.curve),
-            "curves": {each.name: _points(each.curve) for each in document.contenders if each.curve},
-        }
+    @classmethod
+    def of(cls, name: str, folder: str, document: PortDocument) -> FinishedPort:
+        """What a comparison needs of a port.json."""
+        fields = _list_fields(document)
+        return cls(
+            name,
+            folder,
+            seeds={seed: fields.get(seed) for seed in SEEDS},
+            winner=document.winner,
+            top1={each.name: each.test.top1 for each in document.table},
+            loss={each.name: each.test.loss for each in document.table},
+            best_step=document.port.best_step,
+            minibatches=document.port.gradients,
+            seconds=round(math.fsum(document.seconds.values()), 3),
+            verdict=document.verdict,
+            steps=document.steps_planned,
+            curve=[(float(each.step), each.top1) for each in document.port.steps],
+            curves={each.name: each.curve for each in document.contenders if each.curve},
+            fields=fields,
+            chance=document.chance,
+        )
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Spread:
 
     mean: float
     deviation: float | None
-    """Between single runs (with n − 1); None if there is one only."""
+    """Between single runs (with n − 1); None if there is only one."""
     count: int
 
     @classmethod
@@ -91,7 +94,7 @@ class Spread:
             Spread(mean=2.0, deviation=1.4142135623730951, count=2)
         """
         found = list(values)
-        return cls(math.fsum(found) / len(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
+        return cls(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
 
 
 @dataclass(frozen=True)
@@ -102,42 +105,36 @@ class Group:
     """What tells it from the others."""
     settings: Mapping[str, Any]
     """The fields that differ between groups, and their values here."""
+    port: Spread
+    """Test accuracies of the winners."""
+    top1: Mapping[str, Spread]
+    """Test accuracies of every contender that any of the runs has."""
+    best_step: Spread
+    minibatches: Spread
+    seconds: Spread
+    curve: Curve
+    """The mean of the curves of all runs, at every place that all of them have."""
+    curves: Mapping[str, Curve]
     runs: tuple[FinishedPort, ...]
 
-    @property
-    def port(self) -> Spread:
-        """Test accuracies of the winners."""
-        return Spread.of(run.document.port.test.top1 for run in self.runs)
-
-    @property
-    def top1(self) -> dict[str, Spread]:
-        """Test accuracies of every contender that any of the runs has."""
-        return {
-            row.name: Spread.of(run.top1[row.name] for run in self.runs if row.name in run.top1)
-            for row in contenders()
-            if any(row.name in run.top1 for run in self.runs)
-        }
-
-    def mean_curve(self, name: str) -> Curve:
-        """The mean over training images of one contender, at every place that all runs have."""
-        found = [run.document.find(name) for run in self.runs]
-        return _mean_curve([each.curve for each in found if each and each.curve])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        names = dict.fromkeys(each.name for run in self.runs for each in run.document.contenders if each.curve)
-        return {
-            "name": self.name,
-            "settings": {name: list(v) if isinstance(v, tuple) else v for name, v in self.settings.items()},
-            "port": asdict(self.port),
-            "top1": {name: asdict(spread) for name, spread in self.top1.items()},
-            "best_step": asdict(Spread.of(run.document.port.best_step or 0 for run in self.runs)),
-            "minibatches": asdict(Spread.of(run.document.port.gradients for run in self.runs)),
-            "seconds": asdict(Spread.of(run.seconds for run in self.runs)),
-            "curve": _points(_mean_curve([run.curve for run in self.runs])),
-            "curves": {name: _points(self.mean_curve(name)) for name in names},
-            "runs": [run.to_json() for run in self.runs],
-        }
+    @classmethod
+    def of(cls, runs: Sequence[FinishedPort], differing: Sequence[str]) -> Group:
+        """At least one run, and the names of the fields in which groups differ."""
+        settings = {name: runs[0].fields.get(name) for name in differing}
+        known = {row.name: [run.top1[row.name] for run in runs if row.name in run.top1] for row in contenders()}
+        paid = dict.fromkeys(name for run in runs for name in run.curves)
+        return cls(
+            ", ".join(_describe(*each) for each in settings.items()) or runs[0].winner,
+            settings,
+            port=Spread.of(run.top1[run.winner] for run in runs),
+            top1={name: Spread.of(values) for name, values in known.items() if values},
+            best_step=Spread.of(run.best_step or 0 for run in runs),
+            minibatches=Spread.of(run.minibatches for run in runs),
+            seconds=Spread.of(run.seconds for run in runs),
+            curve=_mean_curve([run.curve for run in runs]),
+            curves={name: _mean_curve([run.curves[name] for run in runs if name in run.curves]) for name in paid},
+            runs=tuple(runs),
+        )
 
 
 @dataclass(frozen=True)
@@ -164,14 +161,17 @@ class PortComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
+        groups = [asdict(group) for group in self.groups]
+        for run in (run for group in groups for run in group["runs"]):
+            del run["fields"], run["chance"]
         return {
             "format": FORMAT,
             "differing": list(self.differing),
             "warnings": list(self.warnings),
             "problems": list(self.problems),
             "scores": list(self.scores),
-            "chance": max(run.document.chance for run in self.runs),
-            "groups": [group.to_json() for group in self.groups],
+            "chance": max(run.chance for run in self.runs),
+            "groups": groups,
         }
 
 
@@ -188,19 +188,13 @@ def compare(folders: Sequence[str | Path], *, over: Sequence[str] = ()) -> PortC
         raise RetargetError(
             f"there is no field '{unknown[0]}' to average over; fields are called like port.seed, source, tuned, target"
         )
-    repeated = {*SEEDS, *BESIDES, *over}
-    names = dict.fromkeys(name for run in runs for name in run.fields if name not in repeated)
+    names = dict.fromkeys(name for run in runs for name in run.fields if name not in (*SEEDS, *BESIDES, *over))
     differing = [name for name in names if len({repr(run.fields.get(name)) for run in runs}) > 1]
-    alike: dict[str, list[FinishedPort]] = {}
-    for run in runs:
-        alike.setdefault(repr([run.fields.get(name) for name in differing]), []).append(run)
-    shown = tuple(
-        name
-        for name in differing
-        if not (name in _IMPLIED and any(other.startswith(_IMPLIED[name]) for other in differing))
-    )
-    groups = tuple(_make_group(members, shown) for members in alike.values())
-    return PortComparison(groups, shown, tuple(_warn(runs, groups, over)), tuple(problems))
+    alike = _collect((repr([run.fields.get(name) for name in differing]), run) for run in runs)
+    if any(name.startswith("data.") for name in differing):  # these say more exactly how the data differ
+        differing = [name for name in differing if name != "data"]
+    groups = tuple(Group.of(members, differing) for members in alike.values())
+    return PortComparison(groups, tuple(differing), tuple(_warn(runs, groups, over)), tuple(problems))
 
 
 def read_ports(places: Iterable[str | Path]) -> tuple[list[FinishedPort], list[str]]:
@@ -228,7 +222,7 @@ def read_ports(places: Iterable[str | Path]) -> tuple[list[FinishedPort], list[s
     runs = []
     for (path, document), name in zip(documents.items(), names, strict=True):
         try:
-            runs.append(FinishedPort(name, str(path.parent), document, _list_fields(document)))
+            runs.append(FinishedPort.of(name, str(path.parent), document))
         except (LookupError, TypeError, AttributeError) as error:
             problems.append(f"'{path}' is damaged: {type(error).__name__}: {error}; make the port again")
     return runs, problems
@@ -236,7 +230,7 @@ def read_ports(places: Iterable[str | Path]) -> tuple[list[FinishedPort], list[s
 
 def _list_fields(document: PortDocument) -> dict[str, Any]:
     fields = {
-        f"{section}.{key}": _plain(value)
+        f"{section}.{key}": [str(each) for each in value] if isinstance(value, list) else value
         for section in ("port", "finetune", "data")
         for key, value in document.recipe[section].items()
     }
@@ -258,49 +252,40 @@ def _identify(side: ModelFacts) -> str:
     return f"{Path(side.reference).name} ({hashes[:8]})"
 
 
-def _plain(value: Any) -> Any:
-    """A value of a recipe that can be compared: a list as a tuple, what no recipe holds as text."""
-    if isinstance(value, list):
-        return tuple(map(str, value))
-    return str(value) if isinstance(value, dict) else value
-
-
-def _make_group(runs: list[FinishedPort], shown: Sequence[str]) -> Group:
-    settings = {name: runs[0].fields.get(name) for name in shown}
-    words = [_describe(name, value) for name, value in settings.items()]
-    return Group(", ".join(words) or runs[0].document.winner, settings, tuple(runs))
-
-
 def _describe(name: str, value: Any) -> str:
+    """A setting in the name of a group."""
     if name == "port.method":
         return str(value)
-    words = "none" if value is None or value == () else value
-    if isinstance(words, bool):
-        words = "on" if words else "off"
-    if isinstance(words, tuple):
-        words = "+".join(map(str, words))
+    words = "+".join(value) or None if isinstance(value, list) else value
+    if words is None or isinstance(words, bool):
+        words = {None: "none", True: "on", False: "off"}[words]
     return f"{name.removeprefix('port.').replace('.', ' ').replace('_', ' ')} {words}"
 
 
 def _warn(runs: Sequence[FinishedPort], groups: Sequence[Group], over: Sequence[str]) -> list[str]:
     lines = []
     for name, words in _COMPARABLE.items():
-        kinds: dict[Any, list[str]] = {}
-        for run in runs:
-            kinds.setdefault(run.fields.get(name), []).append(run.name)
+        kinds = _collect((run.fields.get(name), run.name) for run in runs)
         if len(kinds) > 1 and name not in over:
             which = "; ".join(f"{kind}: {_some(members)}" for kind, members in kinds.items())
             lines.append(f"not the same {words}, so differences may not be due to the port: {which}")
     for group in groups:
-        seen: dict[str, str] = {}
-        for run in group.runs:
-            same = repr([each for each in run.fields.items() if each[0] not in BESIDES])
-            if same in seen:
-                lines.append(
-                    f"{run.name} is a repetition of {seen[same]} with the same seeds; it counts as one more run"
-                )
-            seen.setdefault(same, run.name)
+        same = _collect(
+            (repr([each for each in run.fields.items() if each[0] not in BESIDES]), run.name) for run in group.runs
+        )
+        for first, *others in same.values():
+            lines += [
+                f"{name} is a repetition of {first} with the same seeds; it counts as one more run" for name in others
+            ]
     return lines
+
+
+def _collect(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    """The second values under each first value, all in their order."""
+    found: dict[Any, list[Any]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def _some(names: list[str]) -> str:
@@ -309,9 +294,5 @@ def _some(names: list[str]) -> str:
 
 def _mean_curve(curves: Sequence[Curve]) -> Curve:
     tables = [dict(curve) for curve in curves]
-    places = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
-    return [(at, math.fsum(table[at] for table in tables) / len(tables)) for at in places]
-
-
-def _points(curve: Curve) -> list[list[float]]:
-    return [list(point) for point in curve]
+    places = sorted(set.intersection(*map(set, tables)))
+    return [(at, statistics.fmean(table[at] for table in tables)) for at in places]

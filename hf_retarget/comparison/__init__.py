@@ -1,1 +1,0 @@
-"""Several finished ports beside each other."""

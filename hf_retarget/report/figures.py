@@ -1,0 +1,257 @@
+"""The charts of a report: accuracy over steps and price, agreement of gradients, groups, BatchNorm, and time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hf_retarget.contenders import contenders
+from hf_retarget.document import ContenderFigures, PortDocument
+from hf_retarget.report.chart import COLOURS, Chart, Drawing
+from hf_retarget.words import duration, number, percent, size
+
+_STAGES = {
+    "loading": "loading models and images",
+    "tracing": "tracing and checking the model",
+    "images": "reading images",
+    "gradients": "gradients",
+    "matching": "search for permutations",
+    "batchnorm": "BatchNorm reset",
+    "evaluation": "evaluation",
+}
+_STEPS = "step along the fine-tuning"
+_GROUPS = "groups of neurons, from input to output"
+
+
+# ---- accuracy
+
+
+def list_courses(document: PortDocument) -> list[ContenderFigures]:
+    """The contenders that take steps, the winner first."""
+    found = [each for each in reversed(document.table) if each.steps and each.row.drawn]
+    return sorted(found, key=lambda each: each.name != document.winner)
+
+
+def list_paid(document: PortDocument) -> list[ContenderFigures]:
+    """The result, what it came from, and its alternatives, where they took gradients."""
+    return [
+        each for each in document.table if each.curve and (each.role in ("port", "after") or each.row.is_alternative)
+    ]
+
+
+def draw_curve(document: PortDocument) -> Chart:
+    """Validation accuracy over the steps, for every contender that takes some."""
+    drawing = Drawing("curve", 5.0, 3.7)
+    axes, tips, courses = drawing.axes, dict[float, str](), list_courses(document)
+    levels = [each for each in document.table if not each.steps and each.row.drawn and each.role == "beside"]
+    for each in courses:
+        row, over = each.row, 3 + (each.name == document.winner)
+        xy = [step.step for step in each.steps], [step.top1 for step in each.steps]
+        axes.plot(*xy, row.marker + row.line, color=row.colours[0], label=row.label, zorder=over)
+        for step in each.steps:
+            tips[step.step] = f"{tips.get(step.step, f'step {step.step}')}\n{row.label}: {percent(step.top1)}"
+    if best := document.best:
+        paint = document.port.row.colours[0]
+        axes.plot([best.step], [best.top1], "*", color=paint, markersize=13, zorder=6, label="best step")
+    for each in levels:
+        style = {"color": each.row.colours[0], "linewidth": 1.4, "linestyle": (0, (6, 2))}
+        axes.axhline(each.validation, **style, label=each.row.label, zorder=2)
+    same = [f"{each.row.label}: {percent(each.validation)}" for each in levels]
+    same.append(f"chance: {percent(document.chance)}")
+    drawing.columns({step: "\n".join([text, *same]) for step, text in tips.items()})
+    last = max(tips, default=1)
+    axes.set_xlim(0.5, last + 0.5)
+    values = [step.top1 for each in courses for step in each.steps]
+    _limit(drawing, document, [*values, *(each.validation for each in levels)])
+    drawing.label(_STEPS, "validation accuracy", percents="y", counts="x")
+    others = [f"{each.row.label}: at best {percent(each.validation)}" for each in courses]
+    return drawing.finish(f"Validation accuracy over {last} steps. " + "; ".join([*others, *same]) + ".")
+
+
+def draw_price(document: PortDocument) -> Chart | None:
+    """Validation accuracy over the training images that went into gradients."""
+    paid = list_paid(document)
+    if len(paid) < 2:
+        return None
+    drawing, tips = Drawing("price", 5.0, 3.7), dict[float, str]()
+    for each in paid:
+        row, xy = each.row, zip(*each.curve, strict=True)
+        over = 4 - (each.role == "beside")
+        drawing.axes.plot(*xy, row.marker + row.line, color=row.colours[0], label=row.label, zorder=over)
+        for spent, top1 in each.curve:
+            tips[spent] = f"{tips.get(spent, f'after {spent:,.0f} images')}\n{row.label}: {percent(top1)}"
+    drawing.columns(tips)
+    most = max(tips) or 1.0
+    drawing.axes.set_xlim(-0.02 * most, 1.02 * most)
+    _limit(drawing, document, [top1 for each in paid for _, top1 in each.curve])
+    drawing.label("training images that went into gradients", "validation accuracy", percents="y", thousands="x")
+    ends = "; ".join(f"{each.row.label} ends at {percent(each.curve[-1][1])}" for each in paid)
+    return drawing.finish(f"Validation accuracy over the training images spent: {ends}.")
+
+
+def _limit(drawing: Drawing, document: PortDocument, values: Sequence[float]) -> None:
+    """Mark the accuracy of guessing, and show accuracies from 0 to a little above the best."""
+    style = {"color": COLOURS["muted"], "linewidth": 1.1, "linestyle": ":"}
+    drawing.axes.axhline(document.chance, **style, label="chance", zorder=2)
+    drawing.axes.set_ylim(0, min(1.02, max([*values, document.chance]) * 1.12 + 0.02))
+
+
+# ---- does it fit?
+
+
+def draw_cosines(document: PortDocument) -> Chart | None:
+    """How much the gradients of both sides agree, before and after matching: what the method assumes."""
+    steps = {each.step: each.cosines for each in document.port.steps if each.cosines}
+    if not steps:
+        return None
+    drawing = Drawing("gradients", 5.0, 3.5)
+    kinds = {
+        "after": ("neurons matched", "o-", "accent"),
+        "unseen": ("matched without having seen them", "D:", "third"),
+        "before": ("neurons as they are", "s--", "other"),
+    }
+    places, tips = list(steps), {float(step): f"step {step}" for step in steps}
+    for key, (words, style, paint) in kinds.items():
+        values = [cosines.get(key) for cosines in steps.values()]
+        if any(value is not None for value in values):
+            shown = [math.nan if value is None else value for value in values]
+            drawing.axes.plot(places, shown, style, color=COLOURS[paint], label=words)
+        for step, value in zip(places, values, strict=True):
+            tips[step] += f"\n{words}: {number(value)}"
+    drawing.axes.axhline(0, color=COLOURS["muted"], linewidth=0.8)
+    drawing.columns(tips)
+    drawing.axes.set_xlim(places[0] - 0.5, places[-1] + 0.5)
+    drawing.label(_STEPS, "cosine of the gradients", counts="x")
+    last = steps[places[-1]]
+    return drawing.finish(
+        f"Cosine of the gradients of old and new side over {len(steps)} steps; at the last step "
+        f"{number(last.get('before'))} as they are and {number(last.get('after'))} matched."
+    )
+
+
+def draw_moved(document: PortDocument) -> Chart | None:
+    """The share of neurons in each group that the permutation puts elsewhere."""
+    groups = document.matching.get("groups", ())
+    if not any(group["moved"] for group in groups):
+        return None
+    drawing = Drawing("moved", 5.0, 3.2)
+    places = range(1, len(groups) + 1)
+    drawing.axes.bar(places, [group["moved"] for group in groups], color=COLOURS["accent"], width=0.75)
+    drawing.columns({at: _describe_group(group) for at, group in enumerate(groups, 1)})
+    drawing.axes.set_ylim(0, 1.02)
+    _show_all(drawing, len(groups))
+    drawing.label(_GROUPS, "share of neurons moved", percents="y", counts="x", legend=0)
+    total = sum(group["neurons"] for group in groups)
+    moved = sum(group["moved"] * group["neurons"] for group in groups) / total
+    return drawing.finish(f"Share of moved neurons in {len(groups)} groups; {percent(moved)} of all {total:,} neurons.")
+
+
+def draw_groups(document: PortDocument) -> Chart | None:
+    """How well the gradients of both sides agree in each group, before and after matching."""
+    groups = document.matching.get("groups", ())
+    known = {at: group for at, group in enumerate(groups, 1) if group.get("after") is not None}
+    if not known:
+        return None
+    drawing, places = Drawing("groups", 5.0, 3.5), list(known)
+    before, after = ([group[key] for group in known.values()] for key in ("before", "after"))
+    drawing.axes.vlines(places, before, after, color=COLOURS["line"], linewidth=2.5, zorder=2)
+    drawing.axes.plot(places, after, "o", color=COLOURS["accent"], label="neurons matched", zorder=4)
+    drawing.axes.plot(places, before, "s", color=COLOURS["other"], label="neurons as they are", zorder=3)
+    drawing.axes.axhline(0, color=COLOURS["muted"], linewidth=0.8)
+    drawing.columns({at: _describe_group(group) for at, group in known.items()})
+    _show_all(drawing, len(groups))
+    drawing.label(_GROUPS, "cosine within the group", counts="x")
+    means = [sum(values) / len(values) for values in (before, after)]
+    return drawing.finish(
+        f"Cosine of the matched gradients in {len(known)} groups: on average {means[0]:.2f} before, "
+        f"{means[1]:.2f} after."
+    )
+
+
+def _describe_group(group: dict[str, Any]) -> str:
+    lines = [group["name"], f"{group['neurons']:,} neurons, {percent(group['moved'], 0)} moved"]
+    if group.get("after") is not None:
+        lines.append(f"cosine {number(group['before'])} → {number(group['after'])}")
+    return "\n".join(lines)
+
+
+def _show_all(drawing: Drawing, count: int) -> None:
+    drawing.axes.set_xlim(0.4, count + 0.6)
+    drawing.axes.grid(visible=False, axis="x")
+
+
+def draw_sweeps(document: PortDocument) -> Chart | None:
+    """The objective of the search after each sweep at the best step, as a share of a perfect match."""
+    fit, best = document.matching, document.best
+    if best is None or not best.objectives or not fit.get("perfect"):
+        return None
+    shares = [value / fit["perfect"] for value in (fit["identity"], *best.objectives)]
+    drawing = Drawing("sweeps", 5.0, 3.2)
+    drawing.axes.plot(range(len(shares)), shares, "o-", color=COLOURS["accent"])
+    words = ["before: no neuron moved", *(f"after sweep {sweep}" for sweep in range(1, len(shares)))]
+    tips = [f"{what}\n{percent(share)} of a perfect match" for what, share in zip(words, shares, strict=True)]
+    drawing.columns(dict(enumerate(tips)))
+    drawing.axes.set_xlim(-0.5, len(shares) - 0.5)
+    drawing.axes.set_ylim(min(0.0, *shares), max(shares) * 1.15 + 1e-3)
+    sweep = "sweep of the search (0: no neuron moved)"
+    drawing.label(sweep, "share of a perfect match", percents="y", counts="x", legend=0)
+    return drawing.finish(
+        f"The objective at step {best.step} rises from {percent(shares[0])} to {percent(shares[-1])} of a perfect "
+        f"match in {len(best.objectives)} sweeps."
+    )
+
+
+def draw_batchnorm(document: PortDocument) -> Chart | None:
+    """The average variance that each BatchNorm layer expects, before and after the reset."""
+    layers = document.batchnorm.get("statistics")
+    if not layers:
+        return None
+    drawing = Drawing("batchnorm", 5.0, 3.5)
+    sides = {"before": ("as the new base had it", "s--", "other"), "after": ("after the reset", "o-", "accent")}
+    for side, (words, style, paint) in sides.items():
+        values = [each[side]["variance"] for each in layers.values()]
+        drawing.axes.plot(range(1, len(layers) + 1), values, style, color=COLOURS[paint], label=words)
+    if all(each[side]["variance"] > 0 for each in layers.values() for side in sides):
+        drawing.axes.set_yscale("log")
+        drawing.axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        drawing.axes.yaxis.set_minor_formatter("")
+    tips: dict[float, str] = {}
+    for place, (name, each) in enumerate(layers.items(), 1):
+        tips[place] = (
+            f"{name}\nvariance {_figure(each['before']['variance'])} → {_figure(each['after']['variance'])}\n"
+            f"length of the mean {_figure(each['before']['mean_norm'])} → {_figure(each['after']['mean_norm'])}"
+        )
+    drawing.columns(tips)
+    _show_all(drawing, len(layers))
+    drawing.label("BatchNorm layers, from input to output", "average variance", counts="x")
+    return drawing.finish(f"Average variance of {len(layers)} BatchNorm layers before and after the reset.")
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+# ---- time
+
+
+def draw_time(document: PortDocument) -> Chart | None:
+    """Seconds by stage."""
+    if not document.seconds:
+        return None
+    names = _STAGES | {each.name: each.label for each in contenders()}
+    stages = sorted(document.seconds.items(), key=lambda each: -each[1])
+    labels = [names.get(stage, stage) for stage, _ in stages]
+    drawing = Drawing("time", 5.0, 0.9 + 0.28 * len(stages))
+    drawing.axes.barh(range(len(stages)), [spent for _, spent in stages], color=COLOURS["accent"], height=0.7)
+    tips: dict[float, str] = {}
+    for place, (stage, spent) in enumerate(stages):
+        memory = document.memory.get(stage)
+        tips[place] = f"{labels[place]}\n{duration(spent)}" + (f"\nmemory by then: {size(memory)}" if memory else "")
+    drawing.rows(tips)
+    drawing.axes.set_yticks(range(len(stages)), labels)
+    drawing.axes.set_ylim(len(stages) - 0.5, -0.5)
+    drawing.axes.grid(visible=False, axis="y")
+    drawing.label("seconds", legend=0)
+    total = duration(sum(document.seconds.values()))
+    return drawing.finish(f"{total} in all; most of it, {duration(stages[0][1])}, for {labels[0]}.")
