@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import yaml
+from huggingface_hub import errors
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
 
-from hf_retarget.errors import ModelError, RetargetError
+from hf_retarget.errors import ModelError
 from hf_retarget.hub import GaveUp, ask, explained, fetch_whole, is_whole
 from hf_retarget.models.checkpoint import find_library
 from hf_retarget.models.config import read_config
@@ -24,17 +27,6 @@ from hf_retarget.untrusted import read_bytes, split_card
 
 _OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}
 """Which files may hold the weights if one is absent."""
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A model of the Hub on this machine."""
-
-    repository: str
-    commit: str | None
-    folder: Path
-    remaining: int = 0
-    """Bytes of weights that are still on the Hub only."""
 
 
 def split_revision(reference: str) -> tuple[str, str | None]:
@@ -51,39 +43,26 @@ def split_revision(reference: str) -> tuple[str, str | None]:
 
 
 def fetch_model(
-    repository: str,
-    revision: str | None = None,
-    *,
-    config: bool = True,
-    allow_pickle: bool = False,
-    token: str | None,
-    headers: Path | None = None,
-) -> Fetched:
+    reference: str, *, config: bool = True, allow_pickle: bool = False, token: str | None, headers: Path | None = None
+) -> HubModel:
     """Download what is needed of a model, or find it in the cache.
 
     With `headers`, an empty folder, only names, shapes and types of the weights are fetched, into that folder.
     """
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
-
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        reason = f"is neither a file or folder that exists nor a name the Hub could have: {error}"
-        raise ModelError(f"'{repository}' {reason}") from error
-    files = _Files(repository, revision, token, headers)
+    model = HubModel(reference, token, headers)
     if config:
-        if (found := files.fetch(MODEL_CONFIG)) is None:
+        if (found := model.fetch(MODEL_CONFIG)) is None:
             raise ModelError(
-                f"'{repository}' has no {MODEL_CONFIG}, so its architecture is unknown; download it, and say --arch"
+                f"'{model.repository}' has no {MODEL_CONFIG}, so its architecture is unknown; "
+                "download it, and say --arch"
             )
         for companion in find_library(read_config(found)).companions:
-            files.fetch_optional(companion)
-    files.fetch_weights(allow_pickle)
+            model.fetch_optional(companion)
+    model.fetch_weights(allow_pickle)
     if headers is None:
         with suppress(ModelError):  # an unknown licence is no reason to stop
-            files.fetch_optional(CARD)
-    return Fetched(repository, files.commit, headers or files.folder, files.remaining)
+            model.fetch_optional(CARD)
+    return model
 
 
 def read_card(card: Path) -> dict[str, Any]:
@@ -119,14 +98,24 @@ class _AbsentError(ModelError):
     """The repository does not have the file."""
 
 
-class _Files:
-    """The files of one repository. The first is asked for by branch or tag, all others by its commit."""
+class HubModel:
+    """A model of the Hub, on this machine as far as it was fetched.
 
-    def __init__(self, repository: str, revision: str | None, token: str | None, headers: Path | None) -> None:
-        self.repository, self.revision, self.token, self.headers = repository, revision, token, headers
+    The first file is asked for by branch or tag, all others by its commit.
+    """
+
+    def __init__(self, reference: str, token: str | None, headers: Path | None) -> None:
+        self.repository, self.revision = split_revision(reference)
+        self.token, self.headers = token, headers
         self.commit: str | None = None
-        self.folder = Path()
+        self.folder = headers or Path()
         self.remaining = 0
+        """Bytes of weights that are still on the Hub only."""
+        try:
+            validate_repo_id(self.repository)
+        except errors.HFValidationError as error:
+            reason = f"is neither a file or folder that exists nor a name the Hub could have: {error}"
+            raise ModelError(f"'{self.repository}' {reason}") from error
 
     @property
     def asked(self) -> str | None:
@@ -135,23 +124,23 @@ class _Files:
     def fetch(self, name: str) -> Path | None:
         """A file in the cache, compared with the hash that the Hub names; None if the repository does not have it."""
         try:
-            path = fetch_whole(lambda: self._download(name), f"'{name}' of '{self.repository}'")
+            path = fetch_whole(lambda: self._download(name), f"'{name}' of '{self.repository}'", ModelError)
         except _AbsentError:
             return None
-        except ModelError:
-            raise
-        except RetargetError as error:
-            raise ModelError(str(error)) from error
-        self.folder, self.commit = path.parent, self.commit or path.parent.name  # cache/…/snapshots/commit/name
-        if self.headers is not None:
-            (self.headers / name).symlink_to(path)
+        self._keep(name, path)
         return path
+
+    def _keep(self, name: str, path: Path) -> None:
+        """Take over a file of the cache: …/snapshots/commit/name."""
+        self.commit = self.commit or path.parent.name
+        if self.headers is None:
+            self.folder = path.parent
+        else:
+            (self.headers / name).symlink_to(path)
 
     def fetch_optional(self, name: str) -> None:
         """Fetch a file unless the cache remembers that the commit does not have it."""
-        from huggingface_hub import _CACHED_NO_EXIST
-
-        if self._find_cached(name) is not _CACHED_NO_EXIST:
+        if self._find_cached(name) is not huggingface_hub._CACHED_NO_EXIST:
             self.fetch(name)
 
     def fetch_weights(self, allow_pickle: bool) -> None:
@@ -165,7 +154,7 @@ class _Files:
             return
         if allow_pickle and self.headers is None and self.fetch(PICKLE):
             return
-        if not self._has(PICKLE):
+        if not isinstance(self._find_cached(PICKLE), str) and self._ask_about(PICKLE) is None:
             raise ModelError(f"'{self.repository}' has no {SAFE}; give a repository with weights for timm")
         if not allow_pickle:
             raise ModelError(pickle_only(self.repository, PICKLE))
@@ -175,15 +164,13 @@ class _Files:
         )
 
     def _download(self, name: str) -> Path:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-
+        download = partial(huggingface_hub.hf_hub_download, revision=self.asked, token=self.token)
         with explained(ModelError, self.repository, self.asked):
             try:
-                return Path(ask(lambda: hf_hub_download(self.repository, name, revision=self.asked, token=self.token)))
-            except RemoteEntryNotFoundError as error:
+                return Path(ask(lambda: download(self.repository, name)))
+            except errors.RemoteEntryNotFoundError as error:
                 raise _AbsentError(f"'{self.repository}' does not have '{name}'") from error
-            except (LocalEntryNotFoundError, GaveUp) as error:
+            except (errors.LocalEntryNotFoundError, GaveUp) as error:
                 if self._has_other_form(name):
                     raise _AbsentError(f"the cache does not have '{name}'") from error
                 if isinstance(error, GaveUp):
@@ -198,61 +185,48 @@ class _Files:
         """Fetch a file of weights, or its header only; False if the repository does not have it."""
         if self.headers is None:
             return self.fetch(name) is not None
-        from huggingface_hub import constants, parse_safetensors_file_metadata
-        from huggingface_hub.errors import RemoteEntryNotFoundError, SafetensorsParsingError
 
         cached = self._find_cached(name)
         if isinstance(cached, str) and is_whole(Path(cached)):
-            (self.headers / name).symlink_to(cached)
-            self.commit = self.commit or Path(cached).parent.name
+            self._keep(name, Path(cached))
             return True
-        if constants.HF_HUB_OFFLINE:
+        if huggingface_hub.constants.is_offline_mode():
             if self._has_other_form(name):
                 return False
             raise ModelError(
                 f"'{name}' of '{self.repository}' is not in the cache, and the Hub is not asked (HF_HUB_OFFLINE is "
                 "set); check while there is a connection"
             )
-        repository, asked, token = self.repository, self.asked, self.token
-        with explained(ModelError, repository, asked):
+        if (about := self._ask_about(name)) is None:
+            return False
+        with explained(ModelError, self.repository, self.asked):
+            # `get_safetensors_metadata` would ask for the names of the files again.
+            read = partial(huggingface_hub.parse_safetensors_file_metadata, revision=self.asked, token=self.token)
             try:
-                about = self._ask_about(name)
-                # `get_safetensors_metadata` would ask for the names of the files again.
-                header = ask(lambda: parse_safetensors_file_metadata(repository, name, revision=asked, token=token))
-            except RemoteEntryNotFoundError:
-                return False
-            except SafetensorsParsingError as error:
-                raise ModelError(f"'{name}' of '{repository}' has a damaged header: {error}") from error
-        end, size = max((each.data_offsets[1] for each in header.tensors.values()), default=0), about.size or 0
+                tensors = ask(lambda: read(self.repository, name)).tensors
+            except errors.SafetensorsParsingError as error:
+                raise ModelError(f"'{name}' of '{self.repository}' has a damaged header: {error}") from error
+        end, size = max((each.data_offsets[1] for each in tensors.values()), default=0), about.size or 0
         if end > size:
-            raise ModelError(f"'{name}' of '{repository}' is cut off: it has {size:,} bytes, and its header {end:,}")
-        write_hollow(self.headers / name, header.tensors)
+            raise ModelError(
+                f"'{name}' of '{self.repository}' is cut off: it has {size:,} bytes, and its header {end:,}"
+            )
+        write_hollow(self.headers / name, tensors)
         self.commit, self.remaining = self.commit or about.commit_hash, self.remaining + size
         return True
 
-    def _ask_about(self, name: str) -> Any:
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-        url = hf_hub_url(self.repository, name, revision=self.asked)
-        return ask(lambda: get_hf_file_metadata(url, token=self.token))
-
-    def _has(self, name: str) -> bool:
-        from huggingface_hub.errors import RemoteEntryNotFoundError
-
-        if isinstance(self._find_cached(name), str):
-            return True
+    def _ask_about(self, name: str) -> huggingface_hub.HfFileMetadata | None:
+        """Size and commit of a file; None if the repository does not have it."""
+        url = huggingface_hub.hf_hub_url(self.repository, name, revision=self.asked)
         with explained(ModelError, self.repository, self.asked):
             try:
-                self._ask_about(name)
-            except RemoteEntryNotFoundError:
-                return False
-        return True
+                return ask(lambda: huggingface_hub.get_hf_file_metadata(url, token=self.token))
+            except errors.RemoteEntryNotFoundError:
+                return None
 
     def _has_other_form(self, name: str) -> bool:
         """Whether the cache has the weights in another form."""
         return any(isinstance(self._find_cached(other), str) for other in _OTHER_FORMS.get(name, ()))
 
     def _find_cached(self, name: str) -> Any:
-        from huggingface_hub import try_to_load_from_cache
-
-        return try_to_load_from_cache(self.repository, name, revision=self.asked)
+        return huggingface_hub.try_to_load_from_cache(self.repository, name, revision=self.asked)

@@ -11,7 +11,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import timm
 import torch
+from accelerate import init_empty_weights
+from timm.models import PretrainedCfg, filter_pretrained_cfg
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
@@ -19,7 +22,6 @@ from hf_retarget.files import write_json
 from hf_retarget.models.classifier import classifier_names, count_classes, resize_classifier
 from hf_retarget.models.config import (
     Description,
-    TooLargeError,
     check_arguments,
     check_entry,
     check_images,
@@ -46,13 +48,9 @@ def empty_model(reference: str, **options: Any) -> nn.Module:
         >>> next(empty_model("test_vit").parameters()).is_meta
         True
     """
-    from accelerate import init_empty_weights
-
     try:
         with init_empty_weights(include_buffers=False):
             return random_model(reference, **options)
-    except TooLargeError:
-        raise
     except ModelError:
         return random_model(reference, **options)  # some constructors compute with their own weights
 
@@ -69,15 +67,11 @@ def random_model(reference: str, **options: Any) -> nn.Module:
     if is_factory(reference):
         make = _import_factory(reference)
     else:
-        import timm
-
         if ":" not in reference and not timm.is_model(reference):
             raise ModelError(f"'{reference}' is not a timm model; {suggest_names(reference)}")
         make = partial(timm.create_model, reference, pretrained=False)
     try:
         model = make(**options)
-    except TooLargeError as error:
-        raise TooLargeError(f"'{reference}' cannot be built: {error}") from error
     except Exception as error:  # whatever the constructor of the model raises
         raise ModelError(f"'{reference}' cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -98,8 +92,6 @@ def is_factory(reference: str) -> bool:
 
 def is_timm(architecture: str) -> bool:
     """Whether timm has an architecture of this name."""
-    import timm
-
     return ":" not in architecture and bool(timm.is_model(architecture))
 
 
@@ -110,8 +102,6 @@ def suggest_names(name: str) -> str:
         >>> suggest_names("resnet81")
         "did you mean 'resnet18' or 'resnet61q' or 'resnet51q'?"
     """
-    import timm
-
     near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else "timm.list_models() lists the names"
 
@@ -184,8 +174,6 @@ def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: 
     """
     if is_factory(name):
         return Description(name, dict(options), None, None, {})
-    import timm
-
     known = timm.get_pretrained_cfg(name)
     config = known.to_dict() if known else {}
     kept = _known_entries(config, () if pretrained else _ABOUT_WEIGHTS)
@@ -244,8 +232,6 @@ def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str,
 
 def _known_entries(config: Mapping[str, Any], besides: tuple[str, ...] = ()) -> dict[str, Any]:
     """The entries that timm knows (others make it fail), without labels and without the origin of weights."""
-    from timm.models import PretrainedCfg, filter_pretrained_cfg
-
     known = {field.name for field in fields(PretrainedCfg)} - {"state_dict", *_LABELS, *besides}
     return dict(filter_pretrained_cfg({k: v for k, v in config.items() if k in known}, remove_source=True))
 
@@ -333,8 +319,6 @@ class TimmLibrary:
 
         timm fills gaps with random numbers without a warning, which two seeds reveal.
         """
-        import timm
-
         if not weights:
             return None  # timm would look for weights elsewhere
         hollow = any(tensor.is_meta for tensor in weights.values())

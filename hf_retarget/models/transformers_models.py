@@ -17,11 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import move_durably, write_json
-from hf_retarget.models.config import Description, TooLargeError, check_images, check_value, read_config, read_labels
+from hf_retarget.models.config import Description, check_images, check_value, read_config, read_labels
 from hf_retarget.models.weights import most_common_dtype, seeded
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -104,8 +105,6 @@ class TransformersLibrary:
 
     def build(self, about: Description, *, empty: bool = False, seed: int = 0) -> nn.Module:
         """Build a model that returns a tensor of logits; all else is transformers' own."""
-        from accelerate import init_empty_weights
-
         kind, config = _configure(about)
         with ExitStack() as stack:
             stack.enter_context(_quiet())
@@ -114,8 +113,6 @@ class TransformersLibrary:
                 stack.enter_context(init_empty_weights(include_buffers=False))
             try:
                 model: Any = kind(config)
-            except TooLargeError:
-                raise
             except Exception as error:  # whatever the constructor of the model raises
                 raise ModelError(f"'{about.architecture}' cannot be built: {type(error).__name__}: {error}") from error
         model.__class__ = _with_logits(kind)
@@ -146,8 +143,6 @@ class TransformersLibrary:
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
         """Write config.json, model.safetensors and preprocessor_config.json, each whole or not at all."""
-        from accelerate import init_empty_weights
-
         kind, config = _configure(about)
         if about.labels:
             config.id2label = dict(enumerate(about.labels))

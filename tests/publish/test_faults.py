@@ -168,7 +168,7 @@ def test_an_interrupted_push_shows_nothing_and_goes_on(hub: Hub, push, folder: P
         running.send_signal(signal.SIGINT)
         text, errors = running.communicate(timeout=60)
     assert (running.returncode, text) == (130, "")
-    assert errors.endswith("interrupted; what has arrived is not sent again: the same command goes on\n")
+    assert errors.endswith("interrupted; what has arrived is not sent again: the same command continues\n")
     assert not whole(hub, folder)
     assert push(folder, "birds").exit_code == 0
     assert whole(hub, folder)
