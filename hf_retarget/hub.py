@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -144,20 +145,18 @@ def _watching(patience: float) -> Iterator[None]:
 
 
 def _add_hooks(session: Any) -> Any:
-    """Let a session of the client call the newest watch, if there is one."""
+    """Let a session of the client report requests and answers to the newest watch."""
     hooks = session.event_hooks
-    session.event_hooks = {"request": [*hooks["request"], _before], "response": [*hooks["response"], _after]}
+    session.event_hooks = {
+        "request": [*hooks["request"], partial(_report, _Watch.before)],
+        "response": [*hooks["response"], partial(_report, _Watch.after)],
+    }
     return session
 
 
-def _before(request: Any) -> None:
+def _report(how: Callable[[_Watch, Any], None], message: Any) -> None:
     if _WATCHES:
-        _WATCHES[-1].before(request)
-
-
-def _after(response: Any) -> None:
-    if _WATCHES:
-        _WATCHES[-1].after(response)
+        how(_WATCHES[-1], message)
 
 
 def _name_status(status: int) -> str:

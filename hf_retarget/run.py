@@ -31,6 +31,7 @@ class Progress(Protocol):
 
     def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
         """Yield the items, and show `doing` and how far it has come."""
+        yield from items
 
     def say(self, line: str) -> None:
         """Show one line that stays."""
@@ -39,10 +40,7 @@ class Progress(Protocol):
         """Show one row of a growing table (heading → text), or the line where there is no terminal."""
 
 
-class _Silent:
-    def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-        yield from items
-
+class _Silent(Progress):
     def say(self, line: str) -> None:
         pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -162,9 +162,7 @@ def _in_file(path: Path, how: _Reading) -> _Stored:
 
 def _in_timm(name: str, how: _Reading) -> _Stored:
     if not is_timm(name):
-        raise ModelError(
-            f"'{name}' is no file or folder, no Hub id (org/name) and no timm model; {suggest_names(name)}"
-        )
+        raise ModelError(f"'{name}' is no file or folder, no Hub id (org/name) and no timm model{suggest_names(name)}")
     architecture, _, tag = name.partition(".")
     tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
     if not tags or (tag and tag not in tags):
@@ -185,7 +183,7 @@ def _in_timm(name: str, how: _Reading) -> _Stored:
 
 def _describe(arch: str, options: Mapping[str, Any]) -> Description:
     if not is_factory(arch) and not is_timm(arch):
-        raise ModelError(f"'{arch}' is neither a timm model nor module:factory; {suggest_names(arch)}")
+        raise ModelError(f"'{arch}' is neither a timm model nor module:factory{suggest_names(arch)}")
     return describe_architecture(arch, options, pretrained=False)
 
 
@@ -222,8 +220,10 @@ def _assemble(reference: str, stored: _Stored, how: _Reading, num_classes: int |
     try:
         weights = fit_weights(raw, model.state_dict(), reference, stored.advice)
     except ModelError:
-        converted = stored.convert and _nearly_all(raw, model) and library.convert(raw, about)
-        if not converted:
+        # If there are enough numbers for the model, renaming and resizing may be all that is needed.
+        enough = 2 * _count(raw.values()) >= _count(model.parameters())
+        converted = library.convert(raw, about) if stored.convert and enough else None
+        if converted is None:
             raise
         weights = converted
     return _checkpoint(
@@ -268,16 +268,14 @@ def _hash(path: Path) -> str | None:
     return compared if compared is None or len(compared) == _SHA256 else hash_file(path)
 
 
-def _nearly_all(stored: Mapping[str, Tensor], model: nn.Module) -> bool:
-    """Whether there are enough numbers for the model, so that renaming and resizing may be all that is needed."""
-    needed = sum(parameter.numel() for parameter in model.parameters())
-    return 2 * sum(tensor.numel() for tensor in stored.values()) >= needed
-
-
 def _check_size(reference: str, about: Description, stored: Mapping[str, Tensor]) -> None:
     """Refuse a configuration of a model far larger than its weights, before memory is allocated for it."""
     if is_factory(about.architecture):
         return  # the user's own code
-    most = _ROOM + _TIMES * sum(tensor.numel() for tensor in stored.values())
+    most = _ROOM + _TIMES * _count(stored.values())
     with torch.device("meta"), bounded_build(reference, most):
         LIBRARIES[about.library].build(about)
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,11 +13,12 @@ from typing import Any, get_args, get_type_hints
 import timm
 import torch
 from accelerate import init_empty_weights
+from safetensors.torch import save_file
 from timm.models import PretrainedCfg, filter_pretrained_cfg
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.files import write_json
+from hf_retarget.files import atomic_path, write_json
 from hf_retarget.models.classifier import classifier_names, count_classes, resize_classifier
 from hf_retarget.models.config import (
     Description,
@@ -27,8 +27,9 @@ from hf_retarget.models.config import (
     check_images,
     read_labels,
 )
-from hf_retarget.models.weights import most_common_dtype, seeded, without_numbers, write_weights
+from hf_retarget.models.weights import SAFE, most_common_dtype, seeded, without_numbers
 from hf_retarget.names import MODEL_CONFIG
+from hf_retarget.words import nearest
 
 _ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
 """Entries of a configuration that are true of timm's own weights only, not of others of the same architecture."""
@@ -68,7 +69,7 @@ def random_model(reference: str, **options: Any) -> nn.Module:
         make = _import_factory(reference)
     else:
         if ":" not in reference and not timm.is_model(reference):
-            raise ModelError(f"'{reference}' is not a timm model; {suggest_names(reference)}")
+            raise ModelError(f"'{reference}' is not a timm model{suggest_names(reference)}")
         make = partial(timm.create_model, reference, pretrained=False)
     try:
         model = make(**options)
@@ -100,10 +101,9 @@ def suggest_names(name: str) -> str:
 
     Example:
         >>> suggest_names("resnet81")
-        "did you mean 'resnet18' or 'resnet61q' or 'resnet51q'?"
+        "; did you mean 'resnet18' or 'resnet61q' or 'resnet51q'?"
     """
-    near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else "timm.list_models() lists the names"
+    return nearest(name.partition(".")[0], timm.list_models(), 3) or "; timm.list_models() lists the names"
 
 
 def _import_factory(reference: str) -> Callable[..., Any]:
@@ -351,7 +351,8 @@ class TimmLibrary:
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
         """Write model.safetensors and config.json, each whole or not at all (timm's `save_for_hf` does not)."""
-        write_weights(folder, weights)
+        with atomic_path(folder / SAFE) as temporary:  # in one file: timm reads no shards
+            save_file(weights, temporary, {"format": "pt"})  # transformers asks for the entry
         nested = _known_entries(about.config)
         nested.pop("architecture", None)
         nested.update(num_classes=about.num_classes, custom_load=False)
@@ -379,7 +380,7 @@ def _check_architecture(raw: Mapping[str, Any], where: str) -> None:
     elif ":" in architecture:
         advice = f"names another model, '{architecture}', instead of an architecture; load that one, or correct it"
     elif not is_timm(architecture):
-        advice = f"names '{architecture}', which is no timm model; {suggest_names(architecture)}"
+        advice = f"names '{architecture}', which is no timm model{suggest_names(architecture)}"
     else:
         return
     raise ModelError(f"config.json in '{where}' {advice}")

@@ -219,7 +219,6 @@ class _Push:
 
     def commit(self) -> Pushed:
         """Commit on top of what is there, unless an earlier attempt did so and only its answer was lost."""
-
         for tries_left in reversed(range(_RACES)):
             remote = self.look()
             if self._has_all(remote):
@@ -244,7 +243,6 @@ class _Push:
 
     def _find_pull(self) -> Pushed | None:
         """A pull request with this title and these files, opened by an attempt whose answer was lost."""
-
         for pull in self.api.get_repo_discussions(self.destination.repository, discussion_type="pull_request"):
             if pull.status not in ("open", "draft") or pull.title != self.message:
                 continue
