@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_retarget.errors import LockedError
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, plain, read_json
+from hf_retarget.untrusted import CONTROL, MAX_DOCUMENT_BYTES, parse_json, plain, read_json
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -28,8 +28,6 @@ _FACTS = "hf-retarget"
 _CHECKSUM = "sha256"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 """What `atomic_path` calls its files until they are finished."""
-_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that JSON leaves as they are, and that a terminal obeys or that turn the direction of text."""
 
 
 class DamagedFileError(OSError):
@@ -105,7 +103,7 @@ def to_json(content: Any, *, indent: int | None = 2) -> str:
         '{"loss": null, "top1": 0.5}'
     """
     text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
-    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # JSON leaves some of them as they are
 
 
 def _finite(value: Any) -> Any:

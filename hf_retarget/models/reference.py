@@ -142,7 +142,7 @@ def _in_folder(folder: Path, where: str, how: _Reading) -> _Stored:
         about = find_library(raw).describe(raw, folder, where, how.arch)
         about = replace(about, options={**about.options, **how.options})
     elif how.arch:
-        about = _describe(how.arch, how.options)
+        about = describe_architecture(how.arch, how.options, pretrained=False)
     else:
         raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; say which architecture it holds with --arch")
     entries = read_card(folder / CARD) if (folder / CARD).is_file() else {}
@@ -157,7 +157,8 @@ def _in_file(path: Path, how: _Reading) -> _Stored:
         raise ModelError(f"'{path}' is no weight file: its name should end in one of {', '.join(SUFFIXES)}")
     if not how.arch:
         raise ModelError(f"the architecture of '{path}' is unknown; name the architecture with --arch (e.g. resnet18)")
-    return _Stored(_describe(how.arch, how.options), [path], f"is '{how.arch}' the right --arch?", convert=False)
+    about = describe_architecture(how.arch, how.options, pretrained=False)
+    return _Stored(about, [path], f"is '{how.arch}' the right --arch?", convert=False)
 
 
 def _in_timm(name: str, how: _Reading) -> _Stored:
@@ -179,12 +180,6 @@ def _in_timm(name: str, how: _Reading) -> _Stored:
         convert=True,
         hub=found,
     )
-
-
-def _describe(arch: str, options: Mapping[str, Any]) -> Description:
-    if not is_factory(arch) and not is_timm(arch):
-        raise ModelError(f"'{arch}' is neither a timm model nor module:factory{suggest_names(arch)}")
-    return describe_architecture(arch, options, pretrained=False)
 
 
 def _looks_like_a_path(text: str) -> bool:

@@ -34,7 +34,6 @@ from hf_retarget.words import nearest
 _ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
 """Entries of a configuration that are true of timm's own weights only, not of others of the same architecture."""
 _LABELS = ("label_names", "label_descriptions", "label_offset")
-_NOTHING = torch.empty(0)
 
 
 # ---- building by name
@@ -174,6 +173,8 @@ def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: 
     """
     if is_factory(name):
         return Description(name, dict(options), None, None, {})
+    if not is_timm(name):
+        raise ModelError(f"'{name}' is neither a timm model nor module:factory{suggest_names(name)}")
     known = timm.get_pretrained_cfg(name)
     config = known.to_dict() if known else {}
     kept = _known_entries(config, () if pretrained else _ABOUT_WEIGHTS)
@@ -189,31 +190,28 @@ def describe_module(model: nn.Module) -> dict[str, Any]:
 
 def infer_sizes(weights: Mapping[str, Tensor], about: Description, model: nn.Module) -> Description:
     """The description, completed by the numbers of channels and classes of weights under the model's names."""
-    if "in_chans" not in about.options and (channels := _find_channels(weights, about)):
-        about = _with_channels(about, channels)
+    if "in_chans" not in about.options:
+        about = _infer_channels(weights, about)
     if about.num_classes is not None:
         return about
     sizes = [len(weights[name]) for name in classifier_names(model) if name in weights and weights[name].dim() > 1]
     return replace(about, num_classes=sizes[0] if sizes else count_classes(model))
 
 
-def _find_channels(weights: Mapping[str, Tensor], about: Description) -> int | None:
-    """The channels of the first convolution, if the same model for colour images has another number.
+def _infer_channels(weights: Mapping[str, Tensor], about: Description) -> Description:
+    """The description with the channels of the first convolution, if the same model for colour images has three.
 
     timm would infer `in_chans` from the image size in its configuration; here it is always explicit.
     """
     first = about.config.get("first_conv")
     names = [f"{name}.weight" for name in ([first] if isinstance(first, str) else first or ())]
-    stored = {name: weights[name] for name in names if weights.get(name, _NOTHING).dim() == 4}
-    if not stored:
-        return None
-    coloured = _try_build(replace(about, config=_with_channels(about, 3).config))
-    places = coloured.state_dict() if coloured is not None else {}
-    for name, tensor in stored.items():
-        if name in places:
-            ours, theirs = places[name].shape[1], tensor.shape[1]
-            return theirs if ours == 3 != theirs else None
-    return None
+    stored = {name: weights[name].shape[1] for name in names if name in weights and weights[name].dim() == 4}
+    coloured = _try_build(replace(about, config=_with_channels(about, 3).config)) if stored else None
+    places = {} if coloured is None else coloured.state_dict()
+    name = next((name for name in stored if name in places), None)
+    if name is None or places[name].shape[1] != 3 or stored[name] == 3:
+        return about
+    return _with_channels(about, stored[name])
 
 
 def _with_channels(about: Description, channels: int) -> Description:
@@ -288,8 +286,7 @@ class TimmLibrary:
         """
         config = describe_module(model)
         about = Description(str(config.get("architecture", "")), {}, count_classes(model), None, config)
-        if channels := _find_channels(model.state_dict(), about):
-            about = _with_channels(about, channels)
+        about = _infer_channels(model.state_dict(), about)
         again = _try_build(about)
         # Constructor arguments leave traces in the printed form, and in the shapes of tensors.
         if again is not None and str(again) == str(model) and _shapes(again) == _shapes(model):

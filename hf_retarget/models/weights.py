@@ -61,9 +61,12 @@ def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
         'b'
     """
     for name, tensor in weights.items():
-        wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no `isfinite`
-        if tensor.is_complex() or not wide.isfinite().all():
+        if tensor.is_complex():
             return name
+        if tensor.is_floating_point() and tensor.numel():  # an empty tensor may have any shape, even one that overflows
+            wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no `isfinite`
+            if not wide.isfinite().all():
+                return name
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -163,8 +163,7 @@ def _report_left_out(names: list[str], progress: Progress) -> None:
         progress.say(f"left out, because it is not known: {', '.join(others[:3])}{more}")
 
 
-@dataclass(frozen=True)
-class _Remote:
+class _Remote(NamedTuple):
     commit: str
     digests: Mapping[str, str]
     """By path: the sha256 of large files, git's id of small ones."""
@@ -277,9 +276,8 @@ class _Push:
     def differs(self, name: str, pushed: Pushed) -> bool:
         """Whether a file that was pushed as it is, downloaded past the cache, has other bytes than the one here."""
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
-            got = ask(
-                lambda: self.api.hf_hub_download(pushed.repository, name, revision=pushed.commit, cache_dir=place)
-            )
+            download = partial(self.api.hf_hub_download, revision=pushed.commit, cache_dir=place)
+            got = ask(lambda: download(pushed.repository, name))
             return hash_file(Path(got)) != hash_file(self.files[name])
 
     def _pushed(
