@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_retarget.errors import LockedError
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, plain, read_json
+from hf_retarget.untrusted import CONTROL, MAX_DOCUMENT_BYTES, parse_json, plain, read_json
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from torch import Tensor
 
 _FACTS = "hf-retarget"
 _CHECKSUM = "sha256"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 """What `atomic_path` calls its files until they are finished."""
-_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that JSON leaves as they are, and that a terminal obeys or that turn the direction of text."""
 
 
 class DamagedFileError(OSError):
-    """A file holds something else than was written to it."""
+    """A file does not hold what was written to it."""
 
 
 @contextmanager
@@ -67,7 +66,9 @@ def move_durably(source: Path, target: Path) -> None:
 
     Everything below `source` reaches the disk before the rename, and the rename before this returns.
     """
-    _sync_all(source)
+    for path in (*source.rglob("*"), source):
+        if (path.is_file() or path.is_dir()) and not path.is_symlink():
+            _sync(path)
     os.replace(source, target)
     _sync(target.parent)
     if source.parent != target.parent:
@@ -102,7 +103,7 @@ def to_json(content: Any, *, indent: int | None = 2) -> str:
         '{"loss": null, "top1": 0.5}'
     """
     text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
-    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # JSON leaves some of them as they are
 
 
 def _finite(value: Any) -> Any:
@@ -117,21 +118,16 @@ def _finite(value: Any) -> Any:
 
 def save_record(path: str | Path, facts: Mapping[str, Any]) -> None:
     """Write a small JSON document with a checksum, for `load_record`."""
-    content = json.loads(to_json(facts))
-    write_json(path, {"facts": content, _CHECKSUM: _checksum({}, content)})
+    write_json(path, _seal(facts, {}))
 
 
 def load_record(path: str | Path) -> dict[str, Any]:
     """Read what `save_record` wrote; OSError or ValueError says why it cannot be believed."""
-    content = read_json(path, MAX_DOCUMENT_BYTES)
-    facts = content.get("facts") if isinstance(content, dict) else None
-    if not isinstance(facts, dict) or content.get(_CHECKSUM) != _checksum({}, facts):
-        raise DamagedFileError("its checksum does not match its content")
-    return facts
+    return _unseal(read_json(path, MAX_DOCUMENT_BYTES), {})
 
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:
-    """Remove temporary files that a killed process left in a folder and those below. Only for who holds its lock."""
+    """Remove temporary files that a killed process left in a folder and those below; call it while holding the lock."""
     for path in folder.rglob(".*.tmp") if below else folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
@@ -150,7 +146,7 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder all at once: it gets another name first, so that nobody finds half of it."""
+    """Remove a folder all at once: it gets another name first, so that half of it is never found."""
     doomed = folder.with_name(f"{folder.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)  # of a process that was killed while it did this
     if folder.exists():
@@ -173,14 +169,12 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], facts: dict[str, 
 
     # One entry only: safetensors writes several in an order that changes from process to process.
     kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    facts = json.loads(to_json(facts))  # as they come back from a file: tuples are lists
-    content = {"facts": facts, _CHECKSUM: _checksum(kept, facts)}
     with atomic_path(path) as temporary:
-        save_file(kept, temporary, {_FACTS: json.dumps(content, sort_keys=True)})
+        save_file(kept, temporary, {_FACTS: json.dumps(_seal(facts, kept), sort_keys=True)})
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; a safetensors file of somebody else has no facts.
+    """Read what `save_tensors` wrote; any other safetensors file has no facts.
 
     Raises OSError if the file cannot be read, and DamagedFileError if it is not what was written.
     """
@@ -196,15 +190,21 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DamagedFileError("its metadata is no object")
     if _CHECKSUM not in content:  # not ours, or of a version that wrote no checksums
         return tensors, content
-    facts = content.get("facts")
-    if not isinstance(facts, dict) or content[_CHECKSUM] != _checksum(tensors, facts):
+    return tensors, _unseal(content, tensors)
+
+
+def _seal(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The facts, as they come back from a file (tuples are lists), with a checksum of them and of the tensors."""
+    content = json.loads(to_json(facts))
+    text = json.dumps(content, sort_keys=True) + (hash_tensors(tensors) if tensors else "")
+    return {"facts": content, _CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _unseal(content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    facts = content.get("facts") if isinstance(content, dict) else None
+    if not isinstance(facts, dict) or content != _seal(facts, tensors):
         raise DamagedFileError("its checksum does not match its content")
-    return tensors, facts
-
-
-def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    text = json.dumps(facts, sort_keys=True) + (hash_tensors(tensors) if tensors else "")
-    return hashlib.sha256(text.encode()).hexdigest()
+    return facts
 
 
 def hash_file(path: Path) -> str:
@@ -234,18 +234,6 @@ def hash_tensors(weights: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _sync_all(path: Path) -> None:
-    """Bring a file, or a folder with all that is in it, to the disk."""
-    if path.is_dir():
-        for place, _, files in os.walk(path, topdown=False):
-            for name in files:
-                if (file := Path(place, name)).is_file() and not file.is_symlink():
-                    _sync(file)
-            _sync(Path(place))
-    else:
-        _sync(path)
-
-
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -262,7 +250,7 @@ _NOT_SUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 @contextmanager
 def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
-    """Hold the lock of an output folder while the block runs; a second run fails at once and learns who is first.
+    """Hold the lock of an output folder while the block runs; a second run fails at once and is told who holds it.
 
     The lock is the hidden file `.NAME.lock` beside the folder. A killed process leaves it behind, but does not hold it.
 
@@ -283,82 +271,13 @@ def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
     def refuse() -> None:
         raise LockedError(f"another run is working on '{folder}'{_describe_owner(note)}")
 
-    with _locked(folder.with_name(f".{folder.name}.lock"), refuse):
-        _sign(note)
+    with lock_entry(folder, refuse):
+        owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        note.write_text(to_json(owner) + "\n", encoding="utf-8")  # not atomic: a torn note is as good as none
         try:
             yield
         finally:
             note.unlink(missing_ok=True)
-
-
-@contextmanager
-def lock_entry(path: Path, say: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of one file that runs share; `say` is called if another run has to be waited for."""
-    with _locked(path.with_name(f".{path.name}.lock"), say):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, taken: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock file; if another process does, call `taken`, and if that does not raise, wait."""
-    from filelock import FileLock, Timeout
-
-    made: list[Path] = []
-    seen: list[os.stat_result] = []
-    # A soft lock would outlive its process, and is not asked for.
-    lock = FileLock(path, fallback_to_soft=False, on_acquired=lambda handle: seen.append(os.fstat(handle)))
-    try:
-        with _without_locks(path):
-            for _ in range(_TRIES):
-                made += make_folder(path.parent)
-                try:
-                    try:
-                        lock.acquire(timeout=0)
-                    except Timeout:
-                        taken()
-                        lock.acquire(timeout=-1)
-                except FileNotFoundError:
-                    continue  # its last holder has removed the folder, too
-                if _is_there(path, seen[-1]):
-                    break
-                lock.release()  # its last holder has removed it: whoever comes now locks a new file
-            else:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-            lock.release()
-    finally:
-        for folder in made:  # only those that were made for the lock, and that nothing was put into
-            with suppress(OSError):
-                folder.rmdir()
-
-
-def _is_there(path: Path, locked: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), locked)
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def _without_locks(path: Path) -> Iterator[None]:
-    """Say what to do on a file system that has no locks."""
-    try:
-        yield
-    except (NotImplementedError, OSError) as error:
-        if isinstance(error, NotImplementedError) or error.errno in _NOT_SUPPORTED:
-            raise LockedError(
-                f"the file system of '{path.parent}' has no locks; write to another one, or say --no-lock "
-                "if no other run works there"
-            ) from error
-        raise
-
-
-def _sign(note: Path) -> None:
-    owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    note.write_text(to_json(owner) + "\n", encoding="utf-8")  # not atomic: a torn note says nothing, and nothing more
 
 
 def _describe_owner(note: Path) -> str:
@@ -369,3 +288,56 @@ def _describe_owner(note: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return f"; its owner left no note. {advice}"
     return f": {who}. {advice}"
+
+
+@contextmanager
+def lock_entry(path: Path, taken: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a file or folder that runs share, the hidden file `.NAME.lock` beside it.
+
+    If another process holds it, `taken` is called; unless that raises an error, this waits.
+    """
+    from filelock import FileLock
+
+    place = path.with_name(f".{path.name}.lock")
+    made: list[Path] = []
+    seen: list[os.stat_result] = []
+    # A soft lock would outlive its process, and is not asked for.
+    lock = FileLock(place, fallback_to_soft=False, on_acquired=lambda handle: seen.append(os.fstat(handle)))
+    try:
+        for _ in range(_TRIES):
+            made += make_folder(place.parent)
+            with suppress(FileNotFoundError):
+                _acquire(lock, place, taken)
+                if os.path.samestat(place.stat(), seen[-1]):
+                    break
+            lock.release()  # its last holder has removed it, maybe with its folder: the next one locks a new file
+        else:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+        try:
+            yield
+        finally:
+            place.unlink(missing_ok=True)
+            lock.release()
+    finally:
+        for folder in made:  # only those that were made for the lock, and that nothing was put into
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _acquire(lock: BaseFileLock, place: Path, taken: Callable[[], None]) -> None:
+    """Acquire a lock, or say what to do on a file system that has no locks."""
+    from filelock import Timeout
+
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            taken()
+            lock.acquire(timeout=-1)
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _NOT_SUPPORTED:
+            raise
+        raise LockedError(
+            f"the file system of '{place.parent}' has no locks; write to another one, or say --no-lock "
+            "if no other run works there"
+        ) from error

@@ -15,8 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+
+from huggingface_hub import errors, get_token, set_client_factory
+from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # the HTTP library's root
+from huggingface_hub.utils import _http
 
 from hf_retarget.errors import RetargetError
 from hf_retarget.files import hash_file
@@ -46,8 +51,6 @@ def ask(call: Callable[[], T]) -> T:
 
     The call must be safe to repeat. Raises the client's own error, or `GaveUp`; `explain` puts both into words.
     """
-    from huggingface_hub import get_token
-
     clean_token(get_token())  # of the login or HF_TOKEN: the client would quote a malformed one in its errors
     patience, waited, wait = _read_patience(), 0.0, _FIRST_WAIT
     with _watching(patience), _quiet_client():
@@ -130,7 +133,9 @@ _installed = threading.Lock()
 
 @contextmanager
 def _watching(patience: float) -> Iterator[None]:
-    _install()
+    if _installed.acquire(blocking=False):
+        make = _http._GLOBAL_CLIENT_FACTORY  # the user's own, if there is one; it has no public name
+        set_client_factory(lambda: _add_hooks(make()))
     watch = _Watch(patience)
     _WATCHES.append(watch)
     try:
@@ -139,32 +144,19 @@ def _watching(patience: float) -> Iterator[None]:
         _WATCHES.remove(watch)
 
 
-def _install() -> None:
-    """Let the client's sessions call the newest watch, if there is one."""
-    if not _installed.acquire(blocking=False):
-        return
-    from huggingface_hub import set_client_factory
-    from huggingface_hub.utils import _http
-
-    make = _http._GLOBAL_CLIENT_FACTORY  # the user's own, if there is one; it has no public name
-
-    def make_watched() -> Any:
-        session = make()
-        hooks = session.event_hooks
-        session.event_hooks = {"request": [*hooks["request"], _before], "response": [*hooks["response"], _after]}
-        return session
-
-    set_client_factory(make_watched)
+def _add_hooks(session: Any) -> Any:
+    """Let a session of the client report requests and answers to the newest watch."""
+    hooks = session.event_hooks
+    session.event_hooks = {
+        "request": [*hooks["request"], partial(_report, _Watch.before)],
+        "response": [*hooks["response"], partial(_report, _Watch.after)],
+    }
+    return session
 
 
-def _before(request: Any) -> None:
+def _report(how: Callable[[_Watch, Any], None], message: Any) -> None:
     if _WATCHES:
-        _WATCHES[-1].before(request)
-
-
-def _after(response: Any) -> None:
-    if _WATCHES:
-        _WATCHES[-1].after(response)
+        how(_WATCHES[-1], message)
 
 
 def _name_status(status: int) -> str:
@@ -224,20 +216,19 @@ def drop(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def fetch_whole(fetch: Callable[[], Path], what: str) -> Path:
-    """Fetch a file and compare its hash; a damaged one is fetched once more, and then refused."""
+def fetch_whole(fetch: Callable[[], Path], what: str, kind: type[RetargetError] = RetargetError) -> Path:
+    """Fetch a file and compare its hash; a damaged one is fetched once more, then refused with a `kind` of error."""
     path = fetch()
-    if is_whole(path):
-        return path
-    drop(path)
-    try:
-        path = fetch()
-    except RetargetError as error:
-        raise type(error)(f"the cached copy of {what} was damaged and is removed; {error}") from error
-    if is_whole(path):
-        return path
-    drop(path)
-    raise RetargetError(f"{what} does not have the hash that the Hub names for it, in two downloads; try again later")
+    if not is_whole(path):
+        drop(path)
+        try:
+            path = fetch()
+        except RetargetError as error:
+            raise type(error)(f"the cached copy of {what} was damaged and is removed; {error}") from error
+        if not is_whole(path):
+            drop(path)
+            raise kind(f"{what} does not have the hash that the Hub names for it, in two downloads; try again later")
+    return path
 
 
 # ---- explaining: the client's errors share no root, and some are those of the HTTP library
@@ -262,23 +253,21 @@ def clean_token(token: str | None) -> str | None:
 
 def is_trouble(error: BaseException) -> str | None:
     """The reason, if an error may pass with time; None if it will not."""
-    from huggingface_hub.errors import HfHubHTTPError
-
     cause = find_cause(error)
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
         return _name_status(status) if status in _BUSY else None
-    if isinstance(cause, _http_error()):  # one without an answer
-        return f"no connection ({_one_line(cause)})"
+    if isinstance(cause, HTTPError):  # one without an answer
+        return f"no connection ({one_line(cause)})"
     return None
 
 
 def find_cause(error: BaseException) -> BaseException:
     """The error of the Hub or the connection among the causes of an error; the error itself if there is none."""
     seen = error
-    while not isinstance(seen, (GaveUp, _http_error())) and seen.__cause__ is not None:
+    while not isinstance(seen, (GaveUp, HTTPError)) and seen.__cause__ is not None:
         seen = seen.__cause__
-    return seen if isinstance(seen, (GaveUp, _http_error(), OSError)) else error
+    return seen if isinstance(seen, (GaveUp, HTTPError, OSError)) else error
 
 
 def token_was_refused(error: BaseException) -> bool:
@@ -294,8 +283,6 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
         >>> explain(GaveUp("it is busy (503)"), "org/name")
         "the Hub could not be asked for 'org/name': it is busy (503); try again later"
     """
-    from huggingface_hub import errors
-
     cause = find_cause(error)
     if isinstance(cause, errors.GatedRepoError):
         return describe_gate(repository)
@@ -311,14 +298,14 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
     if isinstance(cause, errors.RevisionNotFoundError):
         return f"'{repository}' has no revision '{revision}'; name a branch, a tag or a commit"
     if isinstance(cause, errors.HFValidationError):
-        return f"'{repository}' is not a valid name on the Hub: {_one_line(cause)}"
+        return f"'{repository}' is not a valid name on the Hub: {one_line(cause)}"
     if isinstance(cause, errors.OfflineModeIsEnabled):
         return f"offline mode is on, so the Hub cannot be asked for '{repository}'; unset HF_HUB_OFFLINE"
-    if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 403:
+    if isinstance(cause, HfHubHTTPError) and cause.response.status_code == 403:
         return f"the Hub forbids it for '{repository}': {_message(cause)}; use a token with the right to do it"
     if reason := cause if isinstance(cause, GaveUp) else is_trouble(cause):
         return f"the Hub could not be asked for '{repository}': {reason}; try again later"
-    if isinstance(cause, errors.HfHubHTTPError):
+    if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
         return f"the Hub answered {status} for '{repository}': {_message(cause)}; is the name right?"
     return None
@@ -330,28 +317,28 @@ def describe_gate(repository: str) -> str:
 
 
 @contextmanager
-def explained(kind: type[RetargetError], repository: str, revision: str | None = None) -> Iterator[None]:
-    """Turn the client's errors into one of ours."""
+def explained(
+    kind: type[RetargetError],
+    repository: str,
+    revision: str | None = None,
+    *,
+    words: Callable[[BaseException], str | None] | None = None,
+) -> Iterator[None]:
+    """Turn the client's errors into one of ours, explained by `explain` or in other words."""
     try:
         yield
     except RetargetError:
         raise
     except Exception as error:  # the client's errors share no root, and threads wrap them in others
-        if (words := explain(error, repository, revision)) is None:
+        if (found := words(error) if words else explain(error, repository, revision)) is None:
             raise
-        raise kind(words) from error
+        raise kind(found) from error
 
 
 def _message(error: BaseException) -> str:
-    return _one_line(getattr(error, "server_message", None) or error).rstrip(".")
+    return one_line(getattr(error, "server_message", None) or error).rstrip(".")
 
 
-def _one_line(error: object) -> str:
+def one_line(error: object) -> str:
+    """The message of an error on one line, not longer than people read."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _http_error() -> type[Exception]:
-    """The root of the errors of the HTTP library that the client uses."""
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # imported there, not exported
-
-    return HTTPError

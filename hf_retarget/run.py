@@ -31,6 +31,7 @@ class Progress(Protocol):
 
     def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
         """Yield the items, and show `doing` and how far it has come."""
+        yield from items
 
     def say(self, line: str) -> None:
         """Show one line that stays."""
@@ -39,10 +40,7 @@ class Progress(Protocol):
         """Show one row of a growing table (heading → text), or the line where there is no terminal."""
 
 
-class _Silent:
-    def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-        yield from items
-
+class _Silent(Progress):
     def say(self, line: str) -> None:
         pass
 
@@ -245,34 +243,23 @@ def in_main_process(work: Callable[[], T]) -> T | None:
         3
     """
     from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list
 
-    state, done = PartialState(), None
-    failure: Exception | None = None
-    if state.is_main_process:
+    done, failure = None, None
+    if PartialState().is_main_process:
         try:
             done = work()
         except Exception as error:
             failure = error
-    if state.num_processes > 1:
-        told = [None if failure is None else _retold(failure)]
-        broadcast_object_list(told)
-        failure = failure or told[0]
-    if failure is not None:
-        raise failure
+    if retold := from_main_process(failure and _retold(failure)):
+        raise failure or retold
     return done
 
 
 def from_main_process(value: T) -> T:
     """The value that the main process has, in all of them."""
-    from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
-    if PartialState().num_processes > 1:
-        told = [value]
-        broadcast_object_list(told)
-        return told[0]
-    return value
+    return broadcast_object_list([value])[0]  # type: ignore[no-any-return]
 
 
 def leave(code: int) -> None:
@@ -305,8 +292,7 @@ def _is_left_alone(accelerator: Accelerator) -> bool:
 
 # ---- versions
 
-_LIBRARIES = ("torch", "timm", "datasets", "accelerate", "safetensors", "numpy", "scipy")
-_OPTIONAL = ("transformers",)
+_LIBRARIES = ("torch", "timm", "datasets", "accelerate", "safetensors", "numpy", "scipy", "transformers")
 
 
 def list_versions() -> dict[str, str]:
@@ -318,10 +304,9 @@ def list_versions() -> dict[str, str]:
     """
     import hf_retarget
 
-    ours = {"hf-retarget": hf_retarget.__version__, "python": platform.python_version()}
-    found = ours | {name: version(name) for name in _LIBRARIES}
-    for name in _OPTIONAL:
-        with suppress(PackageNotFoundError):
+    found = {"hf-retarget": hf_retarget.__version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):  # transformers is optional
             found[name] = version(name)
     return found
 

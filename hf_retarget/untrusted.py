@@ -1,4 +1,4 @@
-"""Files of strangers: bounded before they are parsed, plain values after, and harmless on a terminal.
+"""Untrusted files: bounded before they are parsed, plain values after, and harmless on a terminal.
 
 Whatever comes from the Hub, from a colleague or from a download folder is read here: configurations, recipes, cards,
 graphs, documents of finished ports. The limits are far above any honest file and far below what hurts.
@@ -30,8 +30,8 @@ MAX_ENTRIES = 100_000
 MAX_INTEGER = 2**63 - 1
 """What torch, numpy and safetensors can count to."""
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for line feed and tab, and marks that turn the direction of text."""
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except line feed and tab, and marks that change the direction of text."""
 
 
 def read_bytes(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> bytes:
@@ -123,7 +123,7 @@ def plain(text: object) -> str:
         >>> plain("cat\\x1b[2J\\u202e")
         'cat\\\\x1b[2J\\\\u202e'
     """
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def _bounded_int(digits: str) -> int:

@@ -81,15 +81,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def nearest(name: object, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the one that was probably meant, or nothing.
+def nearest(name: object, names: Iterable[str], most: int = 1) -> str:
+    """The end of a message about an unknown name: those that were probably meant, up to `most` of them, or nothing.
 
     Example:
-        >>> nearest("stpes", ["steps", "seed"])
-        "; did you mean 'steps'?"
+        >>> nearest("stpes", ["steps", "seed"]), nearest("head", ["heads", "hea"], 2)
+        ("; did you mean 'steps'?", "; did you mean 'heads' or 'hea'?")
     """
-    found = difflib.get_close_matches(str(name), list(names), n=1)
-    return f"; did you mean '{found[0]}'?" if found else ""
+    found = difflib.get_close_matches(str(name), list(names), n=most)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 def shorten_names(names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from hf_retarget.cli.show import echo, echo_json
 from hf_retarget.errors import PublishError
 
 if TYPE_CHECKING:
-    from hf_retarget.publish import Destination, Pushed
+    from hf_retarget.publish import Destination
 
 FORMAT = "hf-retarget/push/1"
 
@@ -25,7 +25,7 @@ _EXAMPLE = """\b
 Examples:
   hf-retarget push ported/ birds --private
   hf-retarget push ported/ my-org/birds --revision v2 --commit-message "Port to the new base"
-  hf-retarget push tuned/ somebody/birds --create-pr
+  hf-retarget push tuned/ their-org/birds --create-pr
 """
 
 
@@ -58,19 +58,13 @@ def push(
     with status("starting"):
         from hf_retarget.publish import Destination, push_folder
     _show_bars(quiet)
-    with resumable("; what has arrived is not sent again: the same command goes on"), watch(quiet) as progress:
-        pushed = push_folder(
-            folder,
-            Destination(repo, **options),
-            trajectory=trajectory,
-            samples=samples,
-            verify=not no_verify,
-            progress=progress,
-        )
+    with resumable("; what has arrived is not sent again: the same command continues"), watch(quiet) as progress:
+        what = {"trajectory": trajectory, "samples": samples, "verify": not no_verify}
+        pushed = asdict(push_folder(folder, Destination(repo, **options), **what, progress=progress))
     if as_json:
-        echo_json({"format": FORMAT} | asdict(pushed))
-        return
-    print_pushed(pushed)
+        echo_json({"format": FORMAT} | pushed)
+    else:
+        print_pushed(pushed)
 
 
 def check_push(options: dict[str, Any] | None, token: str | None) -> Destination | None:
@@ -116,9 +110,8 @@ def describe_push(folder: Path, destination: Destination) -> str:
     return shlex.join(words)
 
 
-def print_pushed(pushed: Pushed | dict[str, Any]) -> None:
-    """Say on stdout where it is now."""
-    facts = pushed if isinstance(pushed, dict) else asdict(pushed)
+def print_pushed(facts: dict[str, Any]) -> None:
+    """Say on stdout where it is now; the facts are the fields of a `Pushed`."""
     where = facts["pull_request"] or facts["url"]
     branch = "" if facts["revision"] == "main" or facts["pull_request"] else f", branch {facts['revision']}"
     done = "Pushed to" if facts["new"] else "All of it is there already:"
@@ -126,7 +119,7 @@ def print_pushed(pushed: Pushed | dict[str, Any]) -> None:
 
 
 def _show_bars(quiet: bool) -> None:
-    """The client's bars only where somebody watches."""
+    """Show the client's progress bars only on a terminal."""
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # it is, but not by name
 
     if quiet or not sys.stderr.isatty():

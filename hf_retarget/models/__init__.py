@@ -1,9 +1,8 @@
 """References to models: how they are built, loaded, compared and saved."""
 
-from hf_retarget.models.checkpoint import Checkpoint
+from hf_retarget.models.checkpoint import Checkpoint, save_model
 from hf_retarget.models.compare import Comparison, Difference, check_alike, compare, head_names, list_differences
 from hf_retarget.models.reference import Peeked, load_checkpoint, peek_checkpoint
-from hf_retarget.models.save import save_model
 from hf_retarget.models.timm_models import empty_model, random_model
 
 __all__ = [

@@ -49,6 +49,8 @@ def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Compar
             "correct label_names in its config.json"
         )
     head = head_names(tuned, source, target)
+    if not head:
+        raise ModelError("the tuned model has no head that could be found; a port needs a classifier")
     for other, side in ((source, SIDES["source"]), (target, SIDES["target"])):
         differing = _find_difference(tuned, other, f"in the {side}, ", head)
         if not differing and tuned.config.get("fixed_input_size") and _image_size(tuned) != _image_size(other):

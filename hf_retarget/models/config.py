@@ -30,12 +30,7 @@ MAX_TEXT = 1_000  # letters of a text
 MAX_ITEMS = 1_000  # entries of a list or an object, those inside it included
 MAX_DEPTH = 5  # lists and objects inside each other; the stages of EfficientNet take three
 MAX_MODULES = 50_000  # modules of a model; the largest of timm has fewer than 5,000
-MAX_PARAMETERS = 10**11  # numbers in a model; the largest of timm has 7 · 10⁹
 MAX_SIDE, MIN_CROP = 4096, 0.05  # pixels of a side of an image, and the share of it that is kept
-
-
-class TooLargeError(ModelError):
-    """A configuration describes something larger than any existing model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,29 +171,36 @@ def _count(value: Any) -> int:
 
 
 @contextmanager
-def bounded_build(most: int = MAX_PARAMETERS) -> Iterator[None]:
+def bounded_build(reference: str, most: int) -> Iterator[None]:
     """Stop the construction of a model that gets too many modules or numbers, before the numbers are drawn."""
     modules = numbers = 0
+    problem = ""
 
-    def count_module(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        nonlocal modules
-        modules += 1
+    def count(parent: nn.Module, name: str, part: nn.Module | Tensor | None) -> None:
+        nonlocal modules, numbers, problem
+        if isinstance(part, Tensor):
+            numbers += part.numel()
+        modules += isinstance(part, nn.Module)
         if modules > MAX_MODULES:
-            raise TooLargeError(f"it would have more than {MAX_MODULES:,} modules")
-
-    def count_numbers(parent: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal numbers
-        numbers += 0 if tensor is None else tensor.numel()
-        if numbers > most:
-            raise TooLargeError(f"it would have more than {most:,} numbers")
+            problem = f"it would have more than {MAX_MODULES:,} modules"
+        elif numbers > most:
+            problem = f"it would have more than {most:,} numbers"
+        if problem:
+            raise ModelError(problem)
 
     hooks = [
-        torch_module.register_module_module_registration_hook(count_module),
-        torch_module.register_module_parameter_registration_hook(count_numbers),
-        torch_module.register_module_buffer_registration_hook(count_numbers),
+        torch_module.register_module_module_registration_hook(count),
+        torch_module.register_module_parameter_registration_hook(count),
+        torch_module.register_module_buffer_registration_hook(count),
     ]
     try:
         yield
+    except ModelError as error:
+        if problem:
+            raise ModelError(
+                f"'{reference}' does not fit its weights: {problem}; is it another architecture?"
+            ) from error
+        # Some constructors compute with their own weights; other faults are found later.
     finally:
         for hook in hooks:
             hook.remove()

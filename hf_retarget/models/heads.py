@@ -1,6 +1,6 @@
 """Heads: for a fine-tuning, one for its classes; for a port, one of the same size for both bases.
 
-What a fine-tuning started from is in no checkpoint on the Hub, so a port has to choose it.
+No checkpoint on the Hub contains the head that its fine-tuning started from, so a port has to choose one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hf_retarget.errors import ModelError
 from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.compare import head_names
-from hf_retarget.models.weights import seeded
-from hf_retarget.names import PORT_HEADS, SIDES, START_HEADS
+from hf_retarget.models.weights import describe_differences, seeded
+from hf_retarget.names import SIDES, START_HEADS
 from hf_retarget.words import nearest
 
 Tensors = Mapping[str, Tensor]
@@ -135,10 +135,6 @@ def fit_heads(
         >>> heads.policy, heads.target["fc"].shape
         ('zero', torch.Size([3, 2]))
     """
-    if policy not in PORT_HEADS:
-        hint = nearest(policy, PORT_HEADS) or f"; choose one of {', '.join(PORT_HEADS)}"
-        raise ModelError(f"unknown head policy '{policy}'{hint}")
-    _check_names(names, tuned)
     why = "asked for"
     if policy == "auto":
         foreseen, why = foresee_policy(source, tuned, target, names, labels_agree)
@@ -152,7 +148,8 @@ def fit_heads(
     elif head is None:
         absent = {"shared": "no random head was made; pass head=", "given": "no head was given; name its file"}
         raise ModelError(f"head policy '{policy}': {absent[policy]}")
-    _check_fits(head, tuned, names, policy)
+    if differing := describe_differences(head, {name: tuned[name] for name in names}):
+        raise ModelError(f"head policy '{policy}': the head does not fit the tuned model: {differing}")
     return Heads(_exchange(source, tuned, head), _exchange(target, tuned, head), policy, why)
 
 
@@ -166,7 +163,6 @@ def foresee_policy(
         >>> foresee_policy(base, tuned, base, ["fc"])[0]
         'zero'
     """
-    _check_names(names, tuned)
     if differing := _find_difference(source, tuned, target, names):
         return "zero", f"the heads differ in size: {differing}"
     if labels_agree is False:
@@ -186,13 +182,6 @@ def _choose_by_cosine(source: Tensors, tuned: Tensors, names: Sequence[str]) -> 
     return "zero", f"the heads have one size, but the tuned head is not the old base's (cosine {cosine:.2f})"
 
 
-def _check_names(names: Sequence[str], tuned: Tensors) -> None:
-    if not names:
-        raise ModelError("the tuned model has no head that could be found; a port needs a classifier")
-    if absent := [name for name in names if name not in tuned]:
-        raise ModelError(f"the tuned model has no '{absent[0]}', which should belong to its head")
-
-
 def _find_difference(source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str]) -> str:
     for side, base in ((SIDES["source"], source), (SIDES["target"], target)):
         for name in names:
@@ -202,21 +191,6 @@ def _find_difference(source: Tensors, tuned: Tensors, target: Tensors, names: Se
                 ours, theirs = list(tuned[name].shape), list(base[name].shape)
                 return f"'{name}' is {theirs} in the {side} and {ours} in the tuned model"
     return ""
-
-
-def _check_fits(head: Tensors, tuned: Tensors, names: Sequence[str], policy: str) -> None:
-    for name in names:
-        if name not in head:
-            raise ModelError(
-                f"head policy '{policy}' needs '{name}', but the head has only {', '.join(head) or 'nothing'}"
-            )
-        if head[name].shape != tuned[name].shape:
-            raise ModelError(
-                f"head policy '{policy}': '{name}' is {list(head[name].shape)}, "
-                f"but {list(tuned[name].shape)} in the tuned model"
-            )
-    if extra := [name for name in head if name not in names]:
-        raise ModelError(f"head policy '{policy}': '{extra[0]}' is no part of the head ({', '.join(names)})")
 
 
 def _exchange(base: Tensors, tuned: Tensors, head: Tensors) -> dict[str, Tensor]:

@@ -1,40 +1,31 @@
 """Models on the Hub: the files that are needed, in the client's cache, all of one commit.
 
-`snapshot_download` would fetch every form of the weights there is, and does not tell, offline, a file that is missing
-in the cache from one that the repository does not have.
+`snapshot_download` would fetch every form of the weights there is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import yaml
+from huggingface_hub import errors
+from huggingface_hub.constants import is_offline_mode
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
 
-from hf_retarget.errors import ModelError, RetargetError
-from hf_retarget.hub import GaveUp, ask, explained, fetch_whole, is_whole
+from hf_retarget.errors import ModelError
+from hf_retarget.hub import ask, explained, fetch_whole, is_trouble, is_whole
 from hf_retarget.models.checkpoint import find_library
 from hf_retarget.models.config import read_config
 from hf_retarget.models.weights import INDEX, PICKLE, SAFE, pickle_only, shard_names, write_hollow
 from hf_retarget.names import CARD, MODEL_CONFIG
 from hf_retarget.untrusted import read_bytes, split_card
 
-_OTHER_FORMS = {SAFE: (INDEX, PICKLE), INDEX: (PICKLE,)}
-"""Which files may hold the weights if one is absent."""
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A model of the Hub on this machine."""
-
-    repository: str
-    commit: str | None
-    folder: Path
-    remaining: int = 0
-    """Bytes of weights that are still on the Hub only."""
+_TIMEOUT = 10.0  # seconds
 
 
 def split_revision(reference: str) -> tuple[str, str | None]:
@@ -51,39 +42,24 @@ def split_revision(reference: str) -> tuple[str, str | None]:
 
 
 def fetch_model(
-    repository: str,
-    revision: str | None = None,
-    *,
-    config: bool = True,
-    allow_pickle: bool = False,
-    token: str | None,
-    headers: Path | None = None,
-) -> Fetched:
+    reference: str, *, config: bool = True, allow_pickle: bool = False, token: str | None, headers: Path | None = None
+) -> HubModel:
     """Download what is needed of a model, or find it in the cache.
 
     With `headers`, an empty folder, only names, shapes and types of the weights are fetched, into that folder.
     """
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
-
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        reason = f"is neither a file or folder that exists nor a name the Hub could have: {error}"
-        raise ModelError(f"'{repository}' {reason}") from error
-    files = _Files(repository, revision, token, headers)
+    model = HubModel(reference, token, headers)
     if config:
-        if (found := files.fetch(MODEL_CONFIG)) is None:
-            raise ModelError(
-                f"'{repository}' has no {MODEL_CONFIG}, so its architecture is unknown; download it, and say --arch"
-            )
+        if (found := model.fetch(MODEL_CONFIG)) is None:
+            advice = "so its architecture is unknown; download it, and say --arch"
+            raise model.absent(MODEL_CONFIG, f"'{model.repository}' has no {MODEL_CONFIG}, {advice}")
         for companion in find_library(read_config(found)).companions:
-            files.fetch_optional(companion)
-    files.fetch_weights(allow_pickle)
+            model.fetch(companion)
+    model.fetch_weights(allow_pickle)
     if headers is None:
         with suppress(ModelError):  # an unknown licence is no reason to stop
-            files.fetch_optional(CARD)
-    return Fetched(repository, files.commit, headers or files.folder, files.remaining)
+            model.fetch(CARD)
+    return model
 
 
 def read_card(card: Path) -> dict[str, Any]:
@@ -115,144 +91,128 @@ def find_licence(entries: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
-class _AbsentError(ModelError):
-    """The repository does not have the file."""
+class HubModel:
+    """One commit of a model on the Hub, on this machine as far as it was fetched.
 
+    Which files it has is asked once; if the Hub is out of reach, those in the cache count. The first file is downloaded
+    by branch or tag, which the cache then knows, and all others by its commit.
+    """
 
-class _Files:
-    """The files of one repository. The first is asked for by branch or tag, all others by its commit."""
-
-    def __init__(self, repository: str, revision: str | None, token: str | None, headers: Path | None) -> None:
-        self.repository, self.revision, self.token, self.headers = repository, revision, token, headers
-        self.commit: str | None = None
-        self.folder = Path()
+    def __init__(self, reference: str, token: str | None, headers: Path | None) -> None:
+        self.repository, self.revision = split_revision(reference)
+        self.api, self.headers = huggingface_hub.HfApi(token=token), headers
+        self.folder = headers or Path()
         self.remaining = 0
+        """Bytes of weights that are still on the Hub only."""
+        try:
+            validate_repo_id(self.repository)
+        except errors.HFValidationError as error:
+            reason = f"is neither a file or folder that exists nor a name the Hub could have: {error}"
+            raise ModelError(f"'{self.repository}' {reason}") from error
+        self.commit, self.sizes, self.in_reach = self._look()
+        self._asked = self.revision if self.in_reach else self.commit
 
-    @property
-    def asked(self) -> str | None:
-        return self.commit or self.revision
+    def _look(self) -> tuple[str, dict[str, int], bool]:
+        """The commit, the files with their sizes, and whether the Hub was there to be asked."""
+        cached = self._find_snapshot()
+        look = partial(self.api.model_info, revision=self.revision, files_metadata=True)
+        with explained(ModelError, self.repository, self.revision):
+            try:
+                # With the files in the cache, there is no reason to wait for a Hub in trouble.
+                found = look(self.repository, timeout=_TIMEOUT) if cached else ask(lambda: look(self.repository))
+                return str(found.sha), {each.rfilename: each.size or 0 for each in found.siblings or ()}, True
+            except Exception as error:
+                if cached and (is_offline_mode() or is_trouble(error)):
+                    sizes = {path.name: path.stat().st_size for path in cached.iterdir() if path.is_file()}
+                    return cached.name, sizes, False
+                if is_offline_mode():
+                    raise self._not_cached(f"'{self.repository}'") from error
+                raise
+
+    def _find_snapshot(self) -> Path | None:
+        """The folder in the cache, …/snapshots/commit, with some or all of the files."""
+        try:
+            find = partial(self.api.snapshot_download, revision=self.revision, local_files_only=True)
+            return Path(find(self.repository))
+        except errors.LocalEntryNotFoundError:
+            return None
+
+    def _not_cached(self, what: str) -> ModelError:
+        return ModelError(
+            f"{what} is not in the cache, and the Hub cannot be asked (offline, or no connection); download it once "
+            f"while there is a connection: hf download {self.repository}"
+            f"{f' --revision {self.revision}' if self.revision else ''}"
+        )
+
+    def absent(self, name: str, otherwise: str) -> ModelError:
+        """The error for a file that is needed and not there."""
+        return ModelError(otherwise) if self.in_reach else self._not_cached(f"'{name}' of '{self.repository}'")
 
     def fetch(self, name: str) -> Path | None:
         """A file in the cache, compared with the hash that the Hub names; None if the repository does not have it."""
-        try:
-            path = fetch_whole(lambda: self._download(name), f"'{name}' of '{self.repository}'")
-        except _AbsentError:
+        if name not in self.sizes:
             return None
-        except ModelError:
-            raise
-        except RetargetError as error:
-            raise ModelError(str(error)) from error
-        self.folder, self.commit = path.parent, self.commit or path.parent.name  # cache/…/snapshots/commit/name
-        if self.headers is not None:
-            (self.headers / name).symlink_to(path)
+        path = fetch_whole(lambda: self._download(name), f"'{name}' of '{self.repository}'", ModelError)
+        self.commit = self._asked = path.parent.name
+        self._keep(name, path)
         return path
 
-    def fetch_optional(self, name: str) -> None:
-        """Fetch a file unless the cache remembers that the commit does not have it."""
-        from huggingface_hub import _CACHED_NO_EXIST
+    def _keep(self, name: str, path: Path) -> None:
+        if self.headers is None:
+            self.folder = path.parent
+        else:
+            (self.headers / name).symlink_to(path)
 
-        if self._find_cached(name) is not _CACHED_NO_EXIST:
-            self.fetch(name)
+    def _download(self, name: str) -> Path:
+        download = partial(self.api.hf_hub_download, revision=self._asked)
+        with explained(ModelError, self.repository, self.revision):
+            try:
+                return Path(ask(lambda: download(self.repository, name)))
+            except errors.LocalEntryNotFoundError as error:
+                raise self._not_cached(f"'{name}' of '{self.repository}'") from error
 
     def fetch_weights(self, allow_pickle: bool) -> None:
         """Fetch one file, the shards of an index, or, on request, a pickle."""
-        if self._fetch_tensors(SAFE):
-            return
-        if index := self.fetch(INDEX):
-            for name in shard_names(index):
-                if not self._fetch_tensors(name):
-                    raise ModelError(f"'{self.repository}' lacks '{name}', which its {INDEX} names")
-            return
-        if allow_pickle and self.headers is None and self.fetch(PICKLE):
-            return
-        if not self._has(PICKLE):
-            raise ModelError(f"'{self.repository}' has no {SAFE}; give a repository with weights for timm")
-        if not allow_pickle:
+        if SAFE in self.sizes:
+            names = [SAFE]
+        elif index := self.fetch(INDEX):
+            names = shard_names(index)
+        elif PICKLE not in self.sizes:
+            raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; give a repository with weights for timm")
+        elif not allow_pickle:
             raise ModelError(pickle_only(self.repository, PICKLE))
-        raise ModelError(
-            f"'{self.repository}': of a pickle, nothing is known before the download: "
-            f"hf download {self.repository}, and check the folder"
-        )
-
-    def _download(self, name: str) -> Path:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-
-        with explained(ModelError, self.repository, self.asked):
-            try:
-                return Path(ask(lambda: hf_hub_download(self.repository, name, revision=self.asked, token=self.token)))
-            except RemoteEntryNotFoundError as error:
-                raise _AbsentError(f"'{self.repository}' does not have '{name}'") from error
-            except (LocalEntryNotFoundError, GaveUp) as error:
-                if self._has_other_form(name):
-                    raise _AbsentError(f"the cache does not have '{name}'") from error
-                if isinstance(error, GaveUp):
-                    raise
-                raise ModelError(
-                    f"'{name}' of '{self.repository}' is not in the cache, and the Hub cannot be asked "
-                    "(offline, or no connection); download it once while there is a connection: "
-                    f"hf download {self.repository}{f' --revision {self.asked}' if self.asked else ''}"
-                ) from error
-
-    def _fetch_tensors(self, name: str) -> bool:
-        """Fetch a file of weights, or its header only; False if the repository does not have it."""
-        if self.headers is None:
-            return self.fetch(name) is not None
-        from huggingface_hub import constants, parse_safetensors_file_metadata
-        from huggingface_hub.errors import RemoteEntryNotFoundError, SafetensorsParsingError
-
-        cached = self._find_cached(name)
-        if isinstance(cached, str) and is_whole(Path(cached)):
-            (self.headers / name).symlink_to(cached)
-            self.commit = self.commit or Path(cached).parent.name
-            return True
-        if constants.HF_HUB_OFFLINE:
-            if self._has_other_form(name):
-                return False
+        elif self.headers is not None:
             raise ModelError(
-                f"'{name}' of '{self.repository}' is not in the cache, and the Hub is not asked (HF_HUB_OFFLINE is "
-                "set); check while there is a connection"
+                f"'{self.repository}': of a pickle, nothing is known before the download: "
+                f"hf download {self.repository}, and check the folder"
             )
-        repository, asked, token = self.repository, self.asked, self.token
-        with explained(ModelError, repository, asked):
+        else:
+            names = [PICKLE]
+        for name in names:
+            if name not in self.sizes:
+                raise self.absent(name, f"'{self.repository}' lacks '{name}', which its {INDEX} names")
+            if self.headers is None:
+                self.fetch(name)
+            else:
+                self._fetch_header(name, self.headers / name)
+
+    def _fetch_header(self, name: str, place: Path) -> None:
+        """Put a file of weights in its place: the one in the cache, or one with the same header and no numbers."""
+        cached = huggingface_hub.try_to_load_from_cache(self.repository, name, revision=self.commit)
+        if isinstance(cached, str) and is_whole(Path(cached)):
+            self._keep(name, Path(cached))
+            return
+        # `get_safetensors_metadata` would ask for the names of the files again.
+        read = partial(self.api.parse_safetensors_file_metadata, revision=self.commit)
+        with explained(ModelError, self.repository, self.revision):
             try:
-                about = self._ask_about(name)
-                # `get_safetensors_metadata` would ask for the names of the files again.
-                header = ask(lambda: parse_safetensors_file_metadata(repository, name, revision=asked, token=token))
-            except RemoteEntryNotFoundError:
-                return False
-            except SafetensorsParsingError as error:
-                raise ModelError(f"'{name}' of '{repository}' has a damaged header: {error}") from error
-        end, size = max((each.data_offsets[1] for each in header.tensors.values()), default=0), about.size or 0
+                tensors = ask(lambda: read(self.repository, name)).tensors
+            except errors.SafetensorsParsingError as error:
+                raise ModelError(f"'{name}' of '{self.repository}' has a damaged header: {error}") from error
+        end, size = max((each.data_offsets[1] for each in tensors.values()), default=0), self.sizes[name]
         if end > size:
-            raise ModelError(f"'{name}' of '{repository}' is cut off: it has {size:,} bytes, and its header {end:,}")
-        write_hollow(self.headers / name, header.tensors)
-        self.commit, self.remaining = self.commit or about.commit_hash, self.remaining + size
-        return True
-
-    def _ask_about(self, name: str) -> Any:
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-        url = hf_hub_url(self.repository, name, revision=self.asked)
-        return ask(lambda: get_hf_file_metadata(url, token=self.token))
-
-    def _has(self, name: str) -> bool:
-        from huggingface_hub.errors import RemoteEntryNotFoundError
-
-        if isinstance(self._find_cached(name), str):
-            return True
-        with explained(ModelError, self.repository, self.asked):
-            try:
-                self._ask_about(name)
-            except RemoteEntryNotFoundError:
-                return False
-        return True
-
-    def _has_other_form(self, name: str) -> bool:
-        """Whether the cache has the weights in another form."""
-        return any(isinstance(self._find_cached(other), str) for other in _OTHER_FORMS.get(name, ()))
-
-    def _find_cached(self, name: str) -> Any:
-        from huggingface_hub import try_to_load_from_cache
-
-        return try_to_load_from_cache(self.repository, name, revision=self.asked)
+            raise ModelError(
+                f"'{name}' of '{self.repository}' is cut off: it has {size:,} bytes, and its header {end:,}"
+            )
+        write_hollow(place, tensors)
+        self.remaining += size

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +17,8 @@ from hf_retarget.errors import ModelError
 from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.hub import clean_token, is_cached, named_hash
 from hf_retarget.models.checkpoint import LIBRARIES, Checkpoint, find_library
-from hf_retarget.models.config import Description, TooLargeError, bounded_build, read_config
-from hf_retarget.models.hub import Fetched, fetch_model, find_bases, find_licence, read_card, split_revision
+from hf_retarget.models.config import Description, bounded_build, read_config
+from hf_retarget.models.hub import HubModel, fetch_model, find_bases, find_licence, read_card
 from hf_retarget.models.timm_models import (
     describe_architecture,
     describe_module,
@@ -63,13 +64,9 @@ class _Reading:
     headers: Path | None = None
     """A temporary folder, if only the headers of the weights are wanted."""
 
-    def fetch(self, reference: str, *, config: bool) -> Fetched:
+    def fetch(self, reference: str, *, config: bool) -> HubModel:
         return fetch_model(
-            *split_revision(reference),
-            config=config,
-            allow_pickle=self.allow_pickle,
-            token=self.token,
-            headers=self.headers,
+            reference, config=config, allow_pickle=self.allow_pickle, token=self.token, headers=self.headers
         )
 
 
@@ -82,9 +79,8 @@ class _Stored:
     advice: str
     convert: bool
     """Whether the library may rename and resize the tensors, as it does for what it saved or published itself."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the checkpoint: revision, hub_id, base_models."""
-    download: int = 0
+    base_models: tuple[str, ...] = ()
+    hub: HubModel | None = None
 
 
 def load_checkpoint(
@@ -117,7 +113,7 @@ def peek_checkpoint(
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
             how = _Reading(arch, {}, allow_pickle, clean_token(token), Path(place))
             stored = _find(str(reference), how)
-            found, download = _assemble(str(reference), stored, how), stored.download
+            found, download = _assemble(str(reference), stored, how), stored.hub.remaining if stored.hub else 0
     return Peeked(replace(found, weights=without_numbers(found.weights)), download)
 
 
@@ -134,9 +130,7 @@ def _find(text: str, how: _Reading) -> _Stored:
         raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
     if "/" in text or text.startswith(("hf-hub:", "hf_hub:")):
         found = how.fetch(text, config=how.arch is None)
-        stored = _in_folder(found.folder, text, how)
-        origin = {**stored.origin, "revision": found.commit, "hub_id": found.repository}
-        return replace(stored, origin=origin, download=found.remaining)
+        return replace(_in_folder(found.folder, text, how), hub=found)
     return _in_timm(text, how)
 
 
@@ -148,14 +142,14 @@ def _in_folder(folder: Path, where: str, how: _Reading) -> _Stored:
         about = find_library(raw).describe(raw, folder, where, how.arch)
         about = replace(about, options={**about.options, **how.options})
     elif how.arch:
-        about = _describe(how.arch, how.options)
+        about = describe_architecture(how.arch, how.options, pretrained=False)
     else:
         raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; say which architecture it holds with --arch")
     entries = read_card(folder / CARD) if (folder / CARD).is_file() else {}
     about = replace(about, config={**find_licence(entries), **about.config})
     files = weight_files(folder, where, allow_pickle=how.allow_pickle)
     fault = f"is '{how.arch}' the right --arch?" if how.arch else f"{MODEL_CONFIG} and the weights do not match"
-    return _Stored(about, files, fault, convert=how.arch is None, origin={"base_models": find_bases(entries)})
+    return _Stored(about, files, fault, convert=how.arch is None, base_models=find_bases(entries))
 
 
 def _in_file(path: Path, how: _Reading) -> _Stored:
@@ -163,16 +157,13 @@ def _in_file(path: Path, how: _Reading) -> _Stored:
         raise ModelError(f"'{path}' is no weight file: its name should end in one of {', '.join(SUFFIXES)}")
     if not how.arch:
         raise ModelError(f"the architecture of '{path}' is unknown; name the architecture with --arch (e.g. resnet18)")
-    return _Stored(_describe(how.arch, how.options), [path], f"is '{how.arch}' the right --arch?", convert=False)
+    about = describe_architecture(how.arch, how.options, pretrained=False)
+    return _Stored(about, [path], f"is '{how.arch}' the right --arch?", convert=False)
 
 
 def _in_timm(name: str, how: _Reading) -> _Stored:
-    import timm
-
     if not is_timm(name):
-        raise ModelError(
-            f"'{name}' is no file or folder, no Hub id (org/name) and no timm model; {suggest_names(name)}"
-        )
+        raise ModelError(f"'{name}' is no file or folder, no Hub id (org/name) and no timm model{suggest_names(name)}")
     architecture, _, tag = name.partition(".")
     tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
     if not tags or (tag and tag not in tags):
@@ -187,15 +178,8 @@ def _in_timm(name: str, how: _Reading) -> _Stored:
         weight_files(found.folder, found.repository, allow_pickle=how.allow_pickle),
         "this version of timm cannot read them",
         convert=True,
-        origin={"revision": found.commit, "hub_id": found.repository},
-        download=found.remaining,
+        hub=found,
     )
-
-
-def _describe(arch: str, options: Mapping[str, Any]) -> Description:
-    if not is_factory(arch) and not is_timm(arch):
-        raise ModelError(f"'{arch}' is neither a timm model nor module:factory; {suggest_names(arch)}")
-    return describe_architecture(arch, options, pretrained=False)
 
 
 def _looks_like_a_path(text: str) -> bool:
@@ -231,8 +215,10 @@ def _assemble(reference: str, stored: _Stored, how: _Reading, num_classes: int |
     try:
         weights = fit_weights(raw, model.state_dict(), reference, stored.advice)
     except ModelError:
-        converted = stored.convert and _nearly_all(raw, model) and library.convert(raw, about)
-        if not converted:
+        # If there are enough numbers for the model, renaming and resizing may be all that is needed.
+        enough = 2 * _count(raw.values()) >= _count(model.parameters())
+        converted = library.convert(raw, about) if stored.convert and enough else None
+        if converted is None:
             raise
         weights = converted
     return _checkpoint(
@@ -240,7 +226,9 @@ def _assemble(reference: str, stored: _Stored, how: _Reading, num_classes: int |
         reference=reference,
         weights=weights,
         dtype=most_common_dtype(raw),
-        **stored.origin,
+        revision=stored.hub.commit if stored.hub else None,
+        hub_id=stored.hub.repository if stored.hub else None,
+        base_models=stored.base_models,
         hashes={path.name: found for path in stored.files if how.headers is None and (found := _hash(path))},
     )
 
@@ -275,21 +263,14 @@ def _hash(path: Path) -> str | None:
     return compared if compared is None or len(compared) == _SHA256 else hash_file(path)
 
 
-def _nearly_all(stored: Mapping[str, Tensor], model: nn.Module) -> bool:
-    """Whether there are enough numbers for the model, so that renaming and resizing may be all that is needed."""
-    needed = sum(parameter.numel() for parameter in model.parameters())
-    return 2 * sum(tensor.numel() for tensor in stored.values()) >= needed
-
-
 def _check_size(reference: str, about: Description, stored: Mapping[str, Tensor]) -> None:
     """Refuse a configuration of a model far larger than its weights, before memory is allocated for it."""
     if is_factory(about.architecture):
         return  # the user's own code
-    most = _ROOM + _TIMES * sum(tensor.numel() for tensor in stored.values())
-    try:
-        with torch.device("meta"), bounded_build(most):
-            LIBRARIES[about.library].build(about)
-    except TooLargeError as error:
-        raise ModelError(f"'{reference}' does not fit its weights: {error}; is it another architecture?") from error
-    except ModelError:
-        pass  # some constructors compute with their own weights; other faults are found later
+    most = _ROOM + _TIMES * _count(stored.values())
+    with torch.device("meta"), bounded_build(reference, most):
+        LIBRARIES[about.library].build(about)
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,27 +10,30 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import timm
 import torch
+from accelerate import init_empty_weights
+from safetensors.torch import save_file
+from timm.models import PretrainedCfg, filter_pretrained_cfg
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.files import write_json
+from hf_retarget.files import atomic_path, write_json
 from hf_retarget.models.classifier import classifier_names, count_classes, resize_classifier
 from hf_retarget.models.config import (
     Description,
-    TooLargeError,
     check_arguments,
     check_entry,
     check_images,
     read_labels,
 )
-from hf_retarget.models.weights import most_common_dtype, seeded, without_numbers, write_weights
+from hf_retarget.models.weights import SAFE, most_common_dtype, seeded, without_numbers
 from hf_retarget.names import MODEL_CONFIG
+from hf_retarget.words import nearest
 
 _ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
 """Entries of a configuration that are true of timm's own weights only, not of others of the same architecture."""
 _LABELS = ("label_names", "label_descriptions", "label_offset")
-_NOTHING = torch.empty(0)
 
 
 # ---- building by name
@@ -46,13 +48,9 @@ def empty_model(reference: str, **options: Any) -> nn.Module:
         >>> next(empty_model("test_vit").parameters()).is_meta
         True
     """
-    from accelerate import init_empty_weights
-
     try:
         with init_empty_weights(include_buffers=False):
             return random_model(reference, **options)
-    except TooLargeError:
-        raise
     except ModelError:
         return random_model(reference, **options)  # some constructors compute with their own weights
 
@@ -69,15 +67,11 @@ def random_model(reference: str, **options: Any) -> nn.Module:
     if is_factory(reference):
         make = _import_factory(reference)
     else:
-        import timm
-
         if ":" not in reference and not timm.is_model(reference):
-            raise ModelError(f"'{reference}' is not a timm model; {suggest_names(reference)}")
+            raise ModelError(f"'{reference}' is not a timm model{suggest_names(reference)}")
         make = partial(timm.create_model, reference, pretrained=False)
     try:
         model = make(**options)
-    except TooLargeError as error:
-        raise TooLargeError(f"'{reference}' cannot be built: {error}") from error
     except Exception as error:  # whatever the constructor of the model raises
         raise ModelError(f"'{reference}' cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -98,8 +92,6 @@ def is_factory(reference: str) -> bool:
 
 def is_timm(architecture: str) -> bool:
     """Whether timm has an architecture of this name."""
-    import timm
-
     return ":" not in architecture and bool(timm.is_model(architecture))
 
 
@@ -108,12 +100,9 @@ def suggest_names(name: str) -> str:
 
     Example:
         >>> suggest_names("resnet81")
-        "did you mean 'resnet18' or 'resnet61q' or 'resnet51q'?"
+        "; did you mean 'resnet18' or 'resnet61q' or 'resnet51q'?"
     """
-    import timm
-
-    near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else "timm.list_models() lists the names"
+    return nearest(name.partition(".")[0], timm.list_models(), 3) or "; timm.list_models() lists the names"
 
 
 def _import_factory(reference: str) -> Callable[..., Any]:
@@ -184,8 +173,8 @@ def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: 
     """
     if is_factory(name):
         return Description(name, dict(options), None, None, {})
-    import timm
-
+    if not is_timm(name):
+        raise ModelError(f"'{name}' is neither a timm model nor module:factory{suggest_names(name)}")
     known = timm.get_pretrained_cfg(name)
     config = known.to_dict() if known else {}
     kept = _known_entries(config, () if pretrained else _ABOUT_WEIGHTS)
@@ -201,31 +190,28 @@ def describe_module(model: nn.Module) -> dict[str, Any]:
 
 def infer_sizes(weights: Mapping[str, Tensor], about: Description, model: nn.Module) -> Description:
     """The description, completed by the numbers of channels and classes of weights under the model's names."""
-    if "in_chans" not in about.options and (channels := _find_channels(weights, about)):
-        about = _with_channels(about, channels)
+    if "in_chans" not in about.options:
+        about = _infer_channels(weights, about)
     if about.num_classes is not None:
         return about
     sizes = [len(weights[name]) for name in classifier_names(model) if name in weights and weights[name].dim() > 1]
     return replace(about, num_classes=sizes[0] if sizes else count_classes(model))
 
 
-def _find_channels(weights: Mapping[str, Tensor], about: Description) -> int | None:
-    """The channels of the first convolution, if the same model for colour images has another number.
+def _infer_channels(weights: Mapping[str, Tensor], about: Description) -> Description:
+    """The description with the channels of the first convolution, if the same model for colour images has three.
 
     timm would infer `in_chans` from the image size in its configuration; here it is always explicit.
     """
     first = about.config.get("first_conv")
     names = [f"{name}.weight" for name in ([first] if isinstance(first, str) else first or ())]
-    stored = {name: weights[name] for name in names if weights.get(name, _NOTHING).dim() == 4}
-    if not stored:
-        return None
-    coloured = _try_build(replace(about, config=_with_channels(about, 3).config))
-    places = coloured.state_dict() if coloured is not None else {}
-    for name, tensor in stored.items():
-        if name in places:
-            ours, theirs = places[name].shape[1], tensor.shape[1]
-            return theirs if ours == 3 != theirs else None
-    return None
+    stored = {name: weights[name].shape[1] for name in names if name in weights and weights[name].dim() == 4}
+    coloured = _try_build(replace(about, config=_with_channels(about, 3).config)) if stored else None
+    places = {} if coloured is None else coloured.state_dict()
+    name = next((name for name in stored if name in places), None)
+    if name is None or places[name].shape[1] != 3 or stored[name] == 3:
+        return about
+    return _with_channels(about, stored[name])
 
 
 def _with_channels(about: Description, channels: int) -> Description:
@@ -244,8 +230,6 @@ def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str,
 
 def _known_entries(config: Mapping[str, Any], besides: tuple[str, ...] = ()) -> dict[str, Any]:
     """The entries that timm knows (others make it fail), without labels and without the origin of weights."""
-    from timm.models import PretrainedCfg, filter_pretrained_cfg
-
     known = {field.name for field in fields(PretrainedCfg)} - {"state_dict", *_LABELS, *besides}
     return dict(filter_pretrained_cfg({k: v for k, v in config.items() if k in known}, remove_source=True))
 
@@ -302,8 +286,7 @@ class TimmLibrary:
         """
         config = describe_module(model)
         about = Description(str(config.get("architecture", "")), {}, count_classes(model), None, config)
-        if channels := _find_channels(model.state_dict(), about):
-            about = _with_channels(about, channels)
+        about = _infer_channels(model.state_dict(), about)
         again = _try_build(about)
         # Constructor arguments leave traces in the printed form, and in the shapes of tensors.
         if again is not None and str(again) == str(model) and _shapes(again) == _shapes(model):
@@ -333,8 +316,6 @@ class TimmLibrary:
 
         timm fills gaps with random numbers without a warning, which two seeds reveal.
         """
-        import timm
-
         if not weights:
             return None  # timm would look for weights elsewhere
         hollow = any(tensor.is_meta for tensor in weights.values())
@@ -367,7 +348,8 @@ class TimmLibrary:
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
         """Write model.safetensors and config.json, each whole or not at all (timm's `save_for_hf` does not)."""
-        write_weights(folder, weights)
+        with atomic_path(folder / SAFE) as temporary:  # in one file: timm reads no shards
+            save_file(weights, temporary, {"format": "pt"})  # transformers asks for the entry
         nested = _known_entries(about.config)
         nested.pop("architecture", None)
         nested.update(num_classes=about.num_classes, custom_load=False)
@@ -395,7 +377,7 @@ def _check_architecture(raw: Mapping[str, Any], where: str) -> None:
     elif ":" in architecture:
         advice = f"names another model, '{architecture}', instead of an architecture; load that one, or correct it"
     elif not is_timm(architecture):
-        advice = f"names '{architecture}', which is no timm model; {suggest_names(architecture)}"
+        advice = f"names '{architecture}', which is no timm model{suggest_names(architecture)}"
     else:
         return
     raise ModelError(f"config.json in '{where}' {advice}")

@@ -7,21 +7,21 @@ Code in a repository is never run.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import move_durably, write_json
-from hf_retarget.models.config import Description, TooLargeError, check_images, check_value, read_config, read_labels
+from hf_retarget.models.config import Description, check_images, check_value, read_config, read_labels
 from hf_retarget.models.weights import most_common_dtype, seeded
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -104,20 +104,13 @@ class TransformersLibrary:
 
     def build(self, about: Description, *, empty: bool = False, seed: int = 0) -> nn.Module:
         """Build a model that returns a tensor of logits; all else is transformers' own."""
-        from accelerate import init_empty_weights
-
         kind, config = _configure(about)
-        with ExitStack() as stack:
-            stack.enter_context(_quiet())
-            stack.enter_context(seeded(seed))
-            if empty:
-                stack.enter_context(init_empty_weights(include_buffers=False))
-            try:
+        memory = init_empty_weights(include_buffers=False) if empty else nullcontext()
+        try:
+            with _quiet(), seeded(seed), memory:
                 model: Any = kind(config)
-            except TooLargeError:
-                raise
-            except Exception as error:  # whatever the constructor of the model raises
-                raise ModelError(f"'{about.architecture}' cannot be built: {type(error).__name__}: {error}") from error
+        except Exception as error:  # whatever the constructor of the model raises
+            raise ModelError(f"'{about.architecture}' cannot be built: {type(error).__name__}: {error}") from error
         model.__class__ = _with_logits(kind)
         model.pretrained_cfg = {key: value for key, value in about.config.items() if key != _PROCESSOR}
         return model  # type: ignore[no-any-return]
@@ -125,8 +118,7 @@ class TransformersLibrary:
     def convert(self, weights: Mapping[str, Tensor], about: Description) -> dict[str, Tensor] | None:
         """The tensors as `from_pretrained` renames them; None if some are missing, or left over beside a classifier."""
         kind, config = _configure(about)
-        hollow = any(tensor.is_meta for tensor in weights.values())
-        options = {"device_map": "meta"} if hollow else {}
+        options = {"device_map": "meta"} if any(tensor.is_meta for tensor in weights.values()) else {}
         try:
             with _quiet():
                 model, report = kind.from_pretrained(
@@ -146,23 +138,17 @@ class TransformersLibrary:
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
         """Write config.json, model.safetensors and preprocessor_config.json, each whole or not at all."""
-        from accelerate import init_empty_weights
-
         kind, config = _configure(about)
         if about.labels:
             config.id2label = dict(enumerate(about.labels))
             config.label2id = {label: number for number, label in config.id2label.items()}
         folder.mkdir(parents=True, exist_ok=True)
-        hidden = Path(tempfile.mkdtemp(dir=folder, prefix=".saving."))
-        try:
-            with _quiet():
-                with init_empty_weights(include_buffers=False):
-                    plain = kind(config).to(most_common_dtype(weights))  # config.json names the dtype, too
-                plain.save_pretrained(hidden, state_dict=weights)
-            for path in sorted(hidden.iterdir()):
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.", ignore_cleanup_errors=True) as hidden, _quiet():
+            with init_empty_weights(include_buffers=False):
+                plain = kind(config).to(most_common_dtype(weights))  # config.json names the dtype, too
+            plain.save_pretrained(hidden, state_dict=weights)
+            for path in sorted(Path(hidden).iterdir()):
                 move_durably(path, folder / path.name)
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
         if processor := compose_processor(about.config.get(_PROCESSOR), about.config):
             write_json(folder / PREPROCESSOR, processor)
 

@@ -1,4 +1,4 @@
-"""Weights: the files that hold them, reading and writing, and fitting them to a model. Pickles only on request."""
+"""Weights: the files that hold them, reading them, and fitting them to a model. Pickles only on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import ModelError
-from hf_retarget.files import atomic_path, load_tensors
+from hf_retarget.files import load_tensors
 from hf_retarget.untrusted import read_json
 
 SAFE = "model.safetensors"
@@ -60,17 +60,14 @@ def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
         >>> find_not_finite({"w": torch.tensor([1.0]), "b": torch.tensor([float("nan")])})
         'b'
     """
-    return next((name for name, tensor in weights.items() if not _is_finite(tensor)), None)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    if tensor.is_complex():
-        return False
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    if tensor.element_size() == 1:  # 8-bit floats have no `isfinite`
-        tensor = tensor.float()
-    return bool(tensor.isfinite().all())
+    for name, tensor in weights.items():
+        if tensor.is_complex():
+            return name
+        if tensor.is_floating_point() and tensor.numel():  # an empty tensor may have any shape, even one that overflows
+            wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no `isfinite`
+            if not wide.isfinite().all():
+                return name
+    return None
 
 
 def without_numbers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -138,22 +135,18 @@ def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: 
         if not path.is_file():
             raise ModelError(f"the weights '{path}' are missing")
         safe = path.suffix == ".safetensors"
-        found = _read_safe(path) if safe else _read_pickle(path, allow_pickle)
+        try:
+            found = load_tensors(path)[0] if safe else _read_pickle(path, allow_pickle)
+        except OSError as error:
+            raise ModelError(
+                f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
+            ) from error
         if (numbers or not safe) and (broken := find_not_finite(found)):
             raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite numbers; the model was saved when broken")
         weights |= found if numbers else without_numbers(found)
     if not weights:
         raise ModelError("there are no tensors in the weights")
     return weights
-
-
-def _read_safe(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_tensors(path)[0]  # mapped into memory: numbers are read when they are used
-    except OSError as error:
-        raise ModelError(
-            f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
-        ) from error
 
 
 def _read_pickle(path: Path, allowed: bool) -> dict[str, Tensor]:
@@ -180,17 +173,6 @@ def _unwrap(content: Any) -> dict[str, Tensor] | None:
             return _unwrap(inner)
     tensors = {name: value.detach() for name, value in content.items() if isinstance(value, Tensor)}
     return tensors or None
-
-
-def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write model.safetensors, the same bytes for the same content.
-
-    In one file: timm reads no shards, so `split_torch_state_dict_into_shards` is of no use here.
-    """
-    from safetensors.torch import save_file
-
-    with atomic_path(folder / SAFE) as temporary:
-        save_file(tensors, temporary, {"format": "pt"})  # transformers asks for the entry
 
 
 def write_hollow(path: Path, tensors: Mapping[str, Any]) -> None:

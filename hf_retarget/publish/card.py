@@ -7,18 +7,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from hf_retarget.document import PortDocument
 from hf_retarget.names import SIDES
 from hf_retarget.publish.contents import shorten_all, shorten_command
 from hf_retarget.words import number, percent
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
 
 Document = Mapping[str, Any]
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
@@ -143,54 +143,19 @@ def fence(text: str, language: str = "") -> str:
 
 
 def _render(template: str, rows: Rows, *, data: Document, recipe: Document, command: str, **values: Any) -> str:
-    import yaml
-
     short = shorten_all(json.loads(json.dumps(recipe)))  # YAML would tag tuples
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            **values,
-            rows=rows,
-            data=data,
-            recipe=yaml.safe_dump(short, sort_keys=False, allow_unicode=True, width=100),
-            command=shorten_command(command),
-            images=[f"{count:,} {split}" for split, count in data["images"].items()],
-            labels=data.get("labels") or (),
-            top5=any(score.get("top5") is not None for _, score in rows),
-            examples=_EXAMPLES,
-            most=_MOST_LABELS,
-        )
+    return _templates.get_template(template).render(
+        **values,
+        rows=rows,
+        data=data,
+        recipe=yaml.safe_dump(short, sort_keys=False, allow_unicode=True, width=100),
+        command=shorten_command(command),
+        images=[f"{count:,} {split}" for split, count in data["images"].items()],
+        labels=data.get("labels") or (),
+        top5=any(score.get("top5") is not None for _, score in rows),
+        examples=_EXAMPLES,
+        most=_MOST_LABELS,
     )
-
-
-@cache
-def _environment() -> Environment:
-    """Templates in which every value is escaped. `ModelCard.from_template` would escape nothing."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    def finalize(value: Any) -> Markup:
-        return value if isinstance(value, Markup) else Markup(escape(value))
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8"),
-        autoescape=True,  # what is `Markup` stays as it is; all else has become so by `finalize`
-        finalize=finalize,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "percent": percent,
-        "number": number,
-        "title": _title,
-        "listed": lambda names: Markup(", ".join(map(escape, names))),
-        "markdown": Markup,
-        "fenced": lambda text, language="": Markup(fence(text, language)),
-    }
-    return environment
 
 
 def _title(side: Document) -> str:
@@ -208,8 +173,6 @@ def _describe(
     base: Document, data: Document, recipe: Document, bases: Sequence[str | None], score: Document, library: str
 ) -> str:
     """The metadata at the head of a card, as YAML."""
-    from huggingface_hub import EvalResult, ModelCardData
-
     # A dataset of the Hub by its id; any other by a name that cannot be taken for one.
     kind = data["name"] if data["revision"] else "".join(c if c.isalnum() else "-" for c in data["name"].lower())
     results = [
@@ -242,3 +205,23 @@ def _describe(
         **entries,
     )
     return str(metadata.to_yaml())
+
+
+_templates = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8"),
+    autoescape=True,  # what is `Markup` stays as it is; all else has become so by `finalize`
+    finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""Templates in which every value is escaped. `ModelCard.from_template` would escape nothing."""
+_templates.filters |= {
+    "percent": percent,
+    "number": number,
+    "title": _title,
+    "listed": lambda names: Markup(", ".join(map(escape, names))),
+    "markdown": Markup,
+    "fenced": lambda text, language="": Markup(fence(text, language)),
+}

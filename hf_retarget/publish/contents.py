@@ -10,6 +10,10 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
+import yaml
+from markupsafe import escape  # as the pages do
+from safetensors import SafetensorError, safe_open
+
 from hf_retarget.document import read_document
 from hf_retarget.errors import PortError, PublishError
 from hf_retarget.files import to_json
@@ -98,8 +102,6 @@ def _check_finished(folder: Path) -> None:
 
 
 def _check_whole(path: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(str(path), "np") as file:  # importing torch would take seconds, and only names are read
             file.keys()
@@ -181,9 +183,6 @@ def shorten_file(name: str, text: str, command: str = "") -> str:
         >>> shorten_file("recipe.yaml", "data:\\n  reference: /home/ada/photos\\n")
         'data:\\n  reference: photos\\n'
     """
-    import yaml
-    from markupsafe import escape  # as the page does
-
     if name.endswith(".html"):
         return text.replace(str(escape(command)), str(escape(shorten_command(command)))) if command else text
     is_json = name.endswith(".json")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
 
 from hf_retarget.errors import PublishError, RetargetError
-from hf_retarget.files import hash_file, load_tensors
-from hf_retarget.hub import ask, clean_token, explain, explained, hash_git
+from hf_retarget.files import hash_file
+from hf_retarget.hub import ask, clean_token, explain, explained, hash_git, one_line
 from hf_retarget.names import CARD, FINETUNE, MODEL_CONFIG, PLANE, PORT, RECIPE, REPORT
 from hf_retarget.publish.card import address_card
 from hf_retarget.publish.contents import SAMPLES, list_contents, list_weights, matches, shorten_file
 from hf_retarget.run import SILENT, Progress
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
-
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, HfApi
 
 _TOKEN = "log in (hf auth login), set HF_TOKEN, or give --token"
 _WITH_PATHS = (PORT, FINETUNE, RECIPE, REPORT, f"plane/{PLANE}")
@@ -69,18 +70,13 @@ class Pushed:
 
 def check_destination(destination: Destination) -> Destination:
     """Check the name, the token and the right to write; the destination with the full name of the repository."""
-    from huggingface_hub import HfApi, get_token
-    from huggingface_hub.constants import is_offline_mode
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
-
     destination = replace(destination, token=clean_token(destination.token))
     name = destination.repository
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise PublishError(f"'{name}' is no name for a repository: {_one_line(error)}") from error
-    if is_offline_mode():
+        raise PublishError(f"'{name}' is no name for a repository: {one_line(error)}") from error
+    if constants.is_offline_mode():
         raise PublishError(f"offline mode is on, so nothing can be pushed to '{name}'; unset HF_HUB_OFFLINE")
     if not (destination.token or get_token()):
         raise PublishError(f"there is no token to push to '{name}' with; {_TOKEN}")
@@ -134,14 +130,12 @@ def push_folder(
 ) -> Pushed:
     """Push a finished port or fine-tuning in one commit: until all of it is there, nothing of it is visible.
 
-    What arrived in an earlier attempt is not sent again. With `verify`, the weights are downloaded afterwards, loaded,
+    What arrived in an earlier attempt is not sent again. With `verify`, the weights are downloaded afterwards
     and compared by hash. A report that shows images of data that are not on the Hub is pushed only with `samples`.
     """
-    from huggingface_hub import HfApi
-
     files, left_out = list_contents(folder, trajectory=trajectory, samples=samples)
     destination = check_destination(destination)
-    with _translated(destination):
+    with explained(PublishError, destination.repository, words=partial(_explain, destination)):
         push = _Push(HfApi(token=destination.token), destination, files)
         size = sum(each.upload_info.size for each in push.operations.values())
         progress.say(f"pushing {len(files)} files ({size / 1e6:,.1f} MB) to {destination.repository}")
@@ -169,8 +163,7 @@ def _report_left_out(names: list[str], progress: Progress) -> None:
         progress.say(f"left out, because it is not known: {', '.join(others[:3])}{more}")
 
 
-@dataclass(frozen=True)
-class _Remote:
+class _Remote(NamedTuple):
     commit: str
     digests: Mapping[str, str]
     """By path: the sha256 of large files, git's id of small ones."""
@@ -184,8 +177,6 @@ class _Push:
     """
 
     def __init__(self, api: HfApi, destination: Destination, files: Mapping[str, Path]) -> None:
-        from huggingface_hub import CommitOperationAdd
-
         self.api, self.destination, self.files = api, destination, files
         self.branch = destination.revision or "main"
         self.message = destination.message or "Push a model with hf-retarget"
@@ -207,8 +198,6 @@ class _Push:
 
     def make_place(self) -> None:
         """Create the repository and the branch if they do not exist."""
-        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
         name, private = self.destination.repository, self.destination.private
         try:
             ask(self.look)
@@ -229,37 +218,30 @@ class _Push:
 
     def commit(self) -> Pushed:
         """Commit on top of what is there, unless an earlier attempt did so and only its answer was lost."""
-        from huggingface_hub.errors import HfHubHTTPError
-
-        for attempt in range(_RACES):
+        for tries_left in reversed(range(_RACES)):
             remote = self.look()
             if self._has_all(remote):
                 return self._pushed(remote.commit, remote, new=self._tried)
             if self.destination.create_pr and (found := self._find_pull()):
                 return found
+            self._tried = True
             try:
-                return self._commit_on(remote)
+                made = self.api.create_commit(
+                    self.destination.repository,
+                    self._wanted(remote),
+                    commit_message=self.message,
+                    revision=self.branch,
+                    create_pr=self.destination.create_pr,
+                    parent_commit=remote.commit,
+                )
+                return self._pushed(made.oid, remote, new=True, revision=made.pr_revision, pull_request=made.pr_url)
             except HfHubHTTPError as error:
-                if error.response.status_code != _MOVED or attempt == _RACES - 1:
+                if error.response.status_code != _MOVED or not tries_left:
                     raise
         raise AssertionError("unreachable")
 
-    def _commit_on(self, remote: _Remote) -> Pushed:
-        self._tried = True
-        made = self.api.create_commit(
-            self.destination.repository,
-            self._wanted(remote),
-            commit_message=self.message,
-            revision=self.branch,
-            create_pr=self.destination.create_pr,
-            parent_commit=remote.commit,
-        )
-        return self._pushed(made.oid, remote, new=True, revision=made.pr_revision, pull_request=made.pr_url)
-
     def _find_pull(self) -> Pushed | None:
         """A pull request with this title and these files, opened by an attempt whose answer was lost."""
-        from huggingface_hub.errors import RevisionNotFoundError
-
         for pull in self.api.get_repo_discussions(self.destination.repository, discussion_type="pull_request"):
             if pull.status not in ("open", "draft") or pull.title != self.message:
                 continue
@@ -290,6 +272,13 @@ class _Push:
             return digest == operation.upload_info.sha256.hex()
         with operation.as_file() as file:
             return digest == hash_git(file, operation.upload_info.size)
+
+    def differs(self, name: str, pushed: Pushed) -> bool:
+        """Whether a file that was pushed as it is, downloaded past the cache, has other bytes than the one here."""
+        with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+            download = partial(self.api.hf_hub_download, revision=pushed.commit, cache_dir=place)
+            got = ask(lambda: download(pushed.repository, name))
+            return hash_file(Path(got)) != hash_file(self.files[name])
 
     def _pushed(
         self, commit: str, remote: _Remote, *, new: bool, revision: str | None = None, pull_request: str | None = None
@@ -326,52 +315,23 @@ def _shorten(path: Path, command: str) -> bytes | None:
 
 
 def _read_back(push: _Push, pushed: Pushed) -> None:
+    """Compare the commit with what is here: all files by their listed hashes, the model also by its bytes."""
     where = f"'{pushed.repository}' has the commit {pushed.commit[:8]}"
     try:
-        with _translated(push.destination):
+        with explained(PublishError, pushed.repository, words=partial(_explain, push.destination)):
             remote = ask(lambda: push.look(pushed.commit))
             wrong = next((name for name in pushed.files if not push.is_there(name, remote)), None)
-            wrong = wrong or _find_difference(push, pushed)
+            model = (*list_weights(push.files), MODEL_CONFIG)
+            wrong = wrong or next((name for name in model if push.differs(name, pushed)), None)
     except RetargetError as error:
         raise PublishError(f"{where}, but it could not be read back: {error}; push again to compare it") from error
     if wrong:
         raise PublishError(f"{where}, but {wrong} is not what is here; push again")
 
 
-def _find_difference(push: _Push, pushed: Pushed) -> str | None:
-    """Download weights and configuration past the cache; the first that differs, or that cannot be loaded."""
-
-    def download(name: str, place: str) -> Path:
-        return Path(push.api.hf_hub_download(pushed.repository, name, revision=pushed.commit, cache_dir=place))
-
-    for name in (*list_weights(push.files), MODEL_CONFIG):
-        with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
-            got = ask(lambda: download(name, place))  # noqa: B023  called at once
-            if hash_file(got) != hash_file(push.files[name]):
-                return name
-            try:
-                if got.suffix == ".safetensors" and not load_tensors(got)[0]:
-                    return name
-            except OSError:
-                return name
-    return None
-
-
-@contextmanager
-def _translated(destination: Destination) -> Iterator[None]:
-    """Turn every error of the client, of its threads and of its uploads into one of ours."""
-    try:
-        yield
-    except RetargetError:
-        raise
-    except Exception as error:
-        if (words := _explain(error, destination)) is None:
-            raise
-        raise PublishError(words) from error
-
-
-def _explain(error: Exception, destination: Destination) -> str | None:
-    name, message = destination.repository, _one_line(error)[:300]
+def _explain(destination: Destination, error: BaseException) -> str | None:
+    """What an error of the client, of its threads or of its uploads means, and what to do next."""
+    name, message = destination.repository, one_line(error)
     if "Invalid metadata in README.md" in message:
         return f"the Hub refuses the {CARD}: {message}; correct the lines at its head, and push again"
     if getattr(getattr(error, "response", None), "status_code", None) == _MOVED:
@@ -381,7 +341,3 @@ def _explain(error: Exception, destination: Destination) -> str | None:
     if isinstance(error, (OSError, RuntimeError, ValueError)):
         return f"pushing to '{name}' failed: {message}; push again: what has arrived is not sent again"
     return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Keeps the weights that a fine-tuning passes through, so that a port can follow the way it really took."""
+"""Records the weights that a fine-tuning passes through, so that a port can follow its actual trajectory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrajectoryRecorder:
         self._steps: list[int] = []
 
     def start(self, model: nn.Module, step: int = 0) -> None:
-        """Begin at step 0, forgetting an earlier trajectory in the folder, or go on from a later step of it."""
+        """Begin at step 0, forgetting an earlier trajectory in the folder, or continue it from a later step."""
         if not _is_main_process():
             return
         earlier = _read_index(self.folder) if step and (self.folder / INDEX).exists() else []

@@ -86,7 +86,7 @@ def test_the_split_is_asked_for_what_the_options_say(net, split):
     train_model(net(), split, TrainOptions(epochs=0.5, batch_size=16, seed=4, augment=True))
     train_model(net(), split, TrainOptions(steps=1), Run(workers=2))
     assert split.asked == [
-        {"batch_size": 16, "seed": 4, "augment": True, "skip": 0},
+        {"batch_size": 16, "seed": 4, "augment": True, "skip": 0, "workers": 0},
         {"batch_size": 128, "seed": 0, "augment": False, "skip": 0, "workers": 2},
     ]
 

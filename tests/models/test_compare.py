@@ -38,6 +38,19 @@ def test_a_base_without_a_classifier():
         compare(tuned, base, tuned)
 
 
+def test_a_tuned_model_whose_classifier_cannot_be_found():
+    class Headless(nn.Module):
+        num_classes = 3
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(2, 3)
+
+    checkpoint = load_checkpoint(Headless())
+    with pytest.raises(ModelError, match="no head that could be found"):
+        compare(checkpoint, checkpoint, checkpoint)
+
+
 class Net(nn.Module):
     """Its classifier is neither last nor announced."""
 

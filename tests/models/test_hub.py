@@ -183,7 +183,7 @@ def test_trouble_that_stays_is_one_line_and_leaves_the_cache_whole(
 
 def test_nobody_is_there(connected, monkeypatch):
     monkeypatch.setenv("HF_RETARGET_HUB_PATIENCE", "1")
-    with connected.down(), pytest.raises(ModelError, match="no connection for 1 s; try again later"):
+    with connected.down(), pytest.raises(ModelError, match=r"no connection .*; try again later"):
         load_checkpoint("org/net")
 
 
