@@ -155,31 +155,6 @@ def pin(axis: Iterable[Atom], why: Pin) -> None:
                 pin((member,), why)
 
 
-__all__ = [
-    "MISALIGNED",
-    "Atom",
-    "Key",
-    "Misaligned",
-    "Pin",
-    "Product",
-    "cut",
-    "divide",
-    "family",
-    "find",
-    "flat",
-    "leaves",
-    "narrow",
-    "pin",
-    "regroup",
-    "size_of",
-    "specialise",
-    "split",
-    "starts",
-    "sum_of",
-    "unify",
-    "unify_or_pin",
-]
-
 # ---------------------------------------------------------------------- refining
 
 

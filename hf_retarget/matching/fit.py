@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_retarget.graph.layout import gather
-from hf_retarget.graph.permutation import Permutation
+from hf_retarget.graph.permutation import Permutation, gather
 from hf_retarget.matching.objective import Stacks, Tensors
 
 

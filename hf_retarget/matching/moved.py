@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_retarget.graph.layout import gather
-from hf_retarget.graph.permutation import Permutation
+from hf_retarget.graph.permutation import Permutation, gather
 from hf_retarget.matching.objective import Piece, Stacks
 
 _ROOM = 1 << 30

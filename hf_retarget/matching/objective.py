@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import MatchError, TensorMismatchError
-from hf_retarget.graph.layout import Block, Factor
+from hf_retarget.graph.permutation import Block, Factor
 from hf_retarget.graph.permutation_graph import PermutationGraph
 
 Tensors = Mapping[str, Tensor]
