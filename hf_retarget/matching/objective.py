@@ -39,7 +39,7 @@ class Compression:
 
 @dataclass
 class Piece:
-    """One block of one tensor: both sides as `[groups' axes …, rest]`, in parts until somebody asks for the whole."""
+    """One block of one tensor: both sides as `[groups' axes …, rest]`, in parts until the whole is needed."""
 
     tensor: str
     factors: tuple[Factor, ...]
@@ -48,8 +48,8 @@ class Piece:
     targets: list[Tensor] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
     bound: float = 0.0
-    grams: tuple[Tensor, Tensor] | None = None
-    """Of the first part along the last axis, on both sides: known once it was compressed."""
+    grams: tuple[Tensor, ...] | None = None
+    """Gram matrices of the first part along the last axis, one for each side: known once it was compressed."""
 
     @property
     def target(self) -> Tensor:
@@ -161,7 +161,6 @@ class Stacks:
             side = "target" if missing[0] in source else "source"
             raise MatchError(f"'{missing[0]}' is missing on the {side} side ({len(missing)} such tensors)")
         scale = abs(weight) ** 0.5
-        sign = -1.0 if weight < 0 else 1.0
         for name, ours in target.items():
             theirs = source[name]
             layout = self.graph.layouts.get(self.graph.tied.get(name, name))
@@ -170,7 +169,7 @@ class Stacks:
             for side, tensor in (("target", ours), ("source", theirs)):
                 _valid(name, side, tensor, layout.shape)
             for number, block in enumerate(layout.blocks):
-                self._extend(name, number, block, _scaled(ours, sign * scale), _scaled(theirs, scale))
+                self._extend(name, number, block, _scaled(ours, math.copysign(scale, weight)), _scaled(theirs, scale))
         self.steps += 1
 
     def _extend(self, name: str, number: int, block: Block, target: Tensor, source: Tensor) -> None:
@@ -217,7 +216,7 @@ class Stacks:
 
 
 def _scaled(tensor: Tensor, by: float) -> Tensor:
-    return tensor.clone() if by == 1.0 else tensor * by  # a copy either way: the caller may go on with his
+    return tensor.clone() if by == 1.0 else tensor * by  # a copy either way: the caller may change the original
 
 
 def _valid(name: str, side: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -225,10 +224,9 @@ def _valid(name: str, side: str, tensor: Tensor, shape: tuple[int, ...]) -> None
         raise TensorMismatchError(
             f"'{name}' of the {side} has shape {list(tensor.shape)}, the graph expects {list(shape)}"
         )
-    if not math.isfinite(float(tensor.sum())):  # one pass; NaN and infinity survive a sum
-        bad = int((~torch.isfinite(tensor)).sum())
-        if not bad:
-            return  # finite, only the sum was too large
+    if math.isfinite(float(tensor.sum())):  # one pass; NaN and infinity survive a sum
+        return
+    if bad := int((~torch.isfinite(tensor)).sum()):  # or only the sum was too large
         raise MatchError(
             f"'{name}' of the {side} has {bad} values that are NaN or infinite; "
             "check the weights it was computed with, or use a higher precision"

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hf_retarget.errors import MatchError, TensorMismatchError
-from hf_retarget.matching.descent import descend
-from hf_retarget.matching.moved import MovedSource
+from hf_retarget.matching.descent import MovedSource, descend
 from hf_retarget.matching.objective import Compression, Stacks
 
 
