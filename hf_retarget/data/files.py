@@ -35,8 +35,12 @@ def open_image_folder(folder: Path) -> Source:
     if splits and len(splits) < len(below):
         other = next(each.name for each in below if each not in splits)
         raise DataError(f"'{folder}' has both splits ('{splits[0].name}') and other folders ('{other}'); move them out")
-    files = {place: _files_of_classes(place) for place in splits or [folder]}
-    images = {place: [path for path in found if _is_image(path)] for place, found in files.items()}
+    images: dict[Path, list[Path]] = {}
+    others: list[Path] = []
+    for place in splits or [folder]:
+        found = _files_of_classes(place)
+        images[place] = [path for path in found if _is_image(path)]
+        others += [path for path in found if not _is_image(path)]
     if not any(images.values()):
         flat = next((path.name for path in folder.iterdir() if path.is_file() and _is_image(path)), None)
         if flat:
@@ -44,7 +48,6 @@ def open_image_folder(folder: Path) -> Source:
                 f"'{folder}' has images ({flat} …) but no class folders; put those of each class into one folder"
             )
         raise DataError(f"there are no images in '{folder}'; put them there as 'train/cat/1.jpg' or 'cat/1.jpg'")
-    others = [path for found in files.values() for path in found if not _is_image(path)]
     notes: tuple[str, ...] = ()
     if others:
         first = others[0].relative_to(folder).as_posix()
@@ -164,7 +167,7 @@ def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
     except Exception as error:  # its own, the Hub's, pyarrow's or the network's
         cause: BaseException = error
         while type(cause).__name__ == "DatasetGenerationError" and cause.__cause__ is not None:
-            cause = cause.__cause__  # this one only tells that there was an error
+            cause = cause.__cause__  # this one only says that there was an error
         reason = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
         raise DataError(f"{failure}: {reason[:500]}") from error
     finally:

@@ -133,7 +133,7 @@ def sum_of(axes: Sequence[Iterable[Atom]]) -> Atom:
 
 
 def as_atom(axis: Iterable[Atom]) -> Atom:
-    """The axis as one atom, which is a product if need be."""
+    """The axis as one atom, if necessary a product."""
     factors = flat(axis)
     if len(factors) == 1:
         return factors[0]

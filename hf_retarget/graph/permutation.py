@@ -87,7 +87,9 @@ class Permutation:
             )
         whole = all(index.dtype in (torch.int64, torch.int32) for index in indices.values())
         if not isinstance(facts["fingerprint"], str) or not whole:
-            raise PermutationError(f"'{path}' is damaged: its indices are no whole numbers; find the permutation again")
+            raise PermutationError(
+                f"'{path}' is damaged: its indices are no whole numbers; find the permutation again"
+            )
         return cls(facts["fingerprint"], {name: index.long() for name, index in indices.items()})
 
 

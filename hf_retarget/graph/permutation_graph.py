@@ -222,7 +222,9 @@ class PermutationGraph:
                 found = "is missing" if index is None else f"has shape {list(index.shape)}"
                 raise PermutationError(f"the index of group '{group.name}' {found}; expected {list(group.shape)}")
             if not bool((index.sort(-1).values == torch.arange(group.size)).all()):
-                raise PermutationError(f"the index of group '{group.name}' is no permutation of 0 … {group.size - 1}")
+                raise PermutationError(
+                    f"the index of group '{group.name}' is not a permutation of 0 … {group.size - 1}"
+                )
 
     # ------------------------------------------------------------------ files
 
@@ -276,9 +278,9 @@ def _check_types(document: dict[str, Any]) -> None:
     names = [group["name"] for group in document["groups"]]
     known = {*names, None}
     if not all(isinstance(name, str) for name in (*names, *document["parameters"])):
-        raise ValueError("a name is no text")
+        raise ValueError("a name is not a text")
     if not isinstance(document["tied"], dict) or not all(isinstance(name, str) for name in document["tied"].values()):
-        raise ValueError("tied is no object of names")
+        raise ValueError("tied is not an object of names")
     for group in document["groups"]:
         if not numbers((group["size"], *group["blocks"]), 1) or not known.issuperset(group["outer"]):
             raise ValueError(f"group '{group['name']}' has impossible sizes")
@@ -321,8 +323,8 @@ def pin_tables(graph: PermutationGraph, model: nn.Module) -> tuple[PermutationGr
 def find_tables(graph: PermutationGraph, model: nn.Module) -> tuple[str, ...]:
     """The groups that act on a fixed table, such as the periods of rotary positions.
 
-    A ported model has the new base's tables, so the delta must stay in their order. BatchNorm statistics are no such
-    tables, because they are re-estimated; nor is a buffer whose numbers are all the same.
+    A ported model has the new base's tables, so the delta must stay in their order. BatchNorm statistics do not count,
+    because they are re-estimated, nor does a buffer whose numbers are all the same.
     """
     statistics = {
         f"{where}.{name}" if where else name

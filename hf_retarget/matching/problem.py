@@ -1,4 +1,4 @@
-"""What is to be matched, and how far a matching has come: a problem, and a state that can be saved after any step."""
+"""The problem of matching two models, and its state, which can be saved after any step."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ _FORMAT = "hf-retarget/matching-state/1"
 
 @dataclass(frozen=True)
 class MatchOptions:
-    """How the assignment is searched."""
+    """How the permutation is searched."""
 
     seed: int = 0
     restarts: int = 1
     start: str = "restart"
-    """`restart` begins every step at the identity, `warm` at the permutation of the step before."""
-    max_sweeps: int = 100
-    tolerance: float = 1e-5
+    """`restart` begins every step at the identity, `warm` at the permutation of the previous step."""
     normalise: bool = False
     """Let all tensors count alike, instead of by their norm."""
     compression: Compression | None = None
@@ -85,14 +83,8 @@ class Problem:
         """The best permutation for the stacks."""
         options = self.options
         for _ in self.progress.track([stacks], "searching the permutation"):
-            found = descend(
-                stacks,
-                current if options.start == "warm" else None,
-                seed=options.seed,
-                restarts=options.restarts,
-                max_sweeps=options.max_sweeps,
-                tolerance=options.tolerance,
-            )
+            start = current if options.start == "warm" else None
+            found = descend(stacks, start, seed=options.seed, restarts=options.restarts)
         return found
 
     def new_stacks(self) -> Stacks:
