@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hf_retarget.recipe import Recipe
 
 _BARS = "▁▂▃▄▅▆▇█"
+_NO_LIMIT = 100_000  # columns of a table that is not shown on a terminal
 
 Row = tuple[str, ...]
 
@@ -48,26 +49,18 @@ def echo_rows(rows: Sequence[Row], width: int = 10) -> None:
 
 def print_table(columns: Row, rows: Sequence[Row], names: int = 1) -> None:
     """Print a table, with lines on a terminal and plainly elsewhere; the first `names` columns are text."""
-    if sys.stdout.isatty():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for place, column in enumerate(columns):
-            table.add_column(column.upper(), justify="left" if place < names else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        Console(highlight=False).print(table)
-        return
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    for row in (tuple(column.upper() for column in columns), *rows):
-        cells = (
-            cell.ljust(width) if place < names else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        echo("  ".join(cells))
+    shown = sys.stdout.isatty()
+    table = Table(box=box.SIMPLE_HEAD if shown else None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(Text(column.upper()), justify="left" if place < names else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    Console(highlight=False, force_terminal=shown, width=None if shown else _NO_LIMIT).print(table)
 
 
 def print_curves(document: PortDocument) -> None:

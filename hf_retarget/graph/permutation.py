@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,9 +86,7 @@ class Permutation:
             )
         whole = all(index.dtype in (torch.int64, torch.int32) for index in indices.values())
         if not isinstance(facts["fingerprint"], str) or not whole:
-            raise PermutationError(
-                f"'{path}' is damaged: its indices are no whole numbers; find the permutation again"
-            )
+            raise PermutationError(f"'{path}' is damaged: its indices are no whole numbers; find the permutation again")
         return cls(facts["fingerprint"], {name: index.long() for name, index in indices.items()})
 
 
@@ -136,18 +133,6 @@ class Layout:
 
     shape: tuple[int, ...]
     blocks: tuple[Block, ...]
-
-    def free_axes(self) -> Iterator[tuple[int, int]]:
-        """The number of elements, and of the free axes they lie on, block by block.
-
-        Example:
-            >>> block = Block(0, (Factor(4, 3, 0, "hidden"), Factor(3, 1, 1)))
-            >>> list(Layout((4, 3), (block,)).free_axes())
-            [(12, 1)]
-        """
-        for block in self.blocks:
-            free = {factor.dim for factor in block.factors if factor.group is not None}
-            yield prod(factor.size for factor in block.factors), len(free)
 
     def permute(self, tensor: Tensor, indices: Mapping[str, Tensor]) -> Tensor:
         """A permuted copy of `tensor`: ``new[i] = old[index[i]]`` on every axis that belongs to a group."""

@@ -115,10 +115,11 @@ class PermutationGraph:
     def share(self, free_axes: int) -> float:
         """The share of all parameters that lie on at least `free_axes` free axes."""
         total = lying = 0
-        for name in self.parameters:
-            for elements, axes in self.layouts[name].free_axes():
-                total += elements
-                lying += elements if axes >= free_axes else 0
+        for block in [block for name in self.parameters for block in self.layouts[name].blocks]:
+            elements = math.prod(factor.size for factor in block.factors)
+            free = {factor.dim for factor in block.factors if factor.group is not None}
+            total += elements
+            lying += elements if len(free) >= free_axes else 0
         return lying / total if total else 0.0
 
     @cached_property

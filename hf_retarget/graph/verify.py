@@ -137,7 +137,7 @@ class _Probe:
         self.generator = torch.Generator().manual_seed(seed)
         self.twin = _double(model).eval()
         self.parameters = {name for name, _ in self.twin.named_parameters()}
-        self.state = {name: self._randomise(name, value) for name, value in _untied(self.twin).items()}
+        self.state = {name: self.randomise(name, value) for name, value in _untied(self.twin).items()}
         arguments = example_arguments(model, example_input)
         self.arguments: Any = pytree.tree_map_only(Tensor, self._random_input, arguments)
         self.output = self._run(self.state)
@@ -174,10 +174,6 @@ class _Probe:
         ]
         return max((error if error == error else float("inf") for error in errors), default=0.0)
 
-    def redrawn(self, name: str) -> Tensor:
-        """Other random values for one tensor."""
-        return self._randomise(name, self.state[name])
-
     def noise(self) -> float:
         """What a change of every weight in its last bit does."""
         return self.deviation(
@@ -193,9 +189,10 @@ class _Probe:
     def _random_input(self, example: Tensor) -> Tensor:
         return self._normal(example.shape) if example.is_floating_point() else example
 
-    def _randomise(self, name: str, value: Tensor) -> Tensor:
+    def randomise(self, name: str, value: Tensor) -> Tensor:
+        """New random values for one tensor."""
         if value.is_complex():
-            return torch.complex(self._randomise(name, value.real), self._randomise(name, value.imag))
+            return torch.complex(self.randomise(name, value.real), self.randomise(name, value.imag))
         if not value.is_floating_point() or (not value.dim() and name not in self.parameters):
             return value  # a number that is not learned has no axis, and may be a bound of another: min < max
         if value.dim() > 1:
@@ -297,5 +294,7 @@ def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: fl
         if best[1] > threshold:
             break
     effective = best[1] > threshold
-    silent = not effective and all(probe.deviation({name: probe.redrawn(name)}) <= threshold for name in tensors[:3])
+    silent = not effective and all(
+        probe.deviation({name: probe.randomise(name, probe.state[name])}) <= threshold for name in tensors[:3]
+    )
     return NegativeControl(group.name, *best, effective, silent)
