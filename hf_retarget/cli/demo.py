@@ -1,4 +1,4 @@
-"""``hf-retarget demo``: the whole story on embedded images: two bases, a fine-tuning, and its port, offline."""
+"""``hf-retarget demo``: two bases, a fine-tuning and its port, on embedded images and without a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hf_retarget.cli.show import echo, print_curves, print_scores
 if TYPE_CHECKING:
     from torch import nn
 
-    from hf_retarget.porting.result import PortResult
     from hf_retarget.recipe import Recipe
 
 MODEL, SIZE = "test_resnet", 32
@@ -61,17 +60,25 @@ def demo(out: Path, quick: bool) -> None:
         tuned = finetune(out / "old", recipe=task, out=out / "tuned", head="zero", overwrite=True, progress=progress)
         echo(f"{'fine-tuning':<12} {tuned.test.top1:6.1%} on {len(NEW)} other kinds    {out / 'tuned'}")
         echo("\nNow the fine-tuning moves from the old base to the new one.\n")
+        after = training(recipe, NEW, STEPS_AFTER * length, 0)
+        changes = {"port.steps": 3 if quick else 10, "port.grad_batches": 2, "port.bn_batches": 2}
         result = port(
             out / "old",
             out / "tuned",
             out / "new",
-            recipe=porting(recipe, 3 if quick else 10, STEPS_AFTER * length),
+            recipe=after.override(**{"port.method": "fgmt-sign"} | changes),
             out=out / "ported",
             overwrite=True,
             command="hf-retarget demo",
             progress=progress,
         )
-    _show(result, out)
+    print_curves(result.document)
+    echo()
+    print_scores(result.document)
+    echo(f"\n{result.verdict}\n")
+    echo(f"The ported model, its card and all figures: {(out / 'ported').resolve()}")
+    echo("To port a fine-tuning of your own: hf-retarget port --help")
+    echo(f"\nNow look at the report: {(out / 'ported' / 'report.html').resolve()}")
 
 
 def make_base(seed: int) -> nn.Module:
@@ -97,20 +104,3 @@ def training(recipe: Recipe, classes: tuple[str, ...], steps: float, seed: int) 
             "finetune.seed": seed,
         }
     )
-
-
-def porting(recipe: Recipe, steps: int, steps_after: float) -> Recipe:
-    """The recipe of the port, with a little fine-tuning after it."""
-    after = training(recipe, NEW, steps_after, 0)
-    changes = {"port.method": "fgmt-sign", "port.steps": steps, "port.grad_batches": 2, "port.bn_batches": 2}
-    return after.override(**changes)
-
-
-def _show(result: PortResult, out: Path) -> None:
-    print_curves(result.document)
-    echo()
-    print_scores(result.document)
-    echo(f"\n{result.verdict}\n")
-    echo(f"The ported model, its card and all figures: {(out / 'ported').resolve()}")
-    echo("To port a fine-tuning of your own: hf-retarget port --help")
-    echo(f"\nNow look at the report: {(out / 'ported' / 'report.html').resolve()}")

@@ -70,17 +70,15 @@ def _print(scored: Evaluation, everything: bool) -> None:
         echo(f"top-5   {found.top5:.2%}")
     echo(f"loss    {found.loss:.4f}")
     classes, confusions = rank_classes(scored), rank_confusions(scored)
-    _print_table(("class", "images", "accuracy"), classes, len(classes) if everything else _MOST_CLASSES, 1)
-    most = len(confusions) if everything else _MOST_CONFUSIONS
-    _print_table(("is", "taken for", "images", "share"), confusions, most, 2)
-
-
-def _print_table(columns: Row, rows: list[Row], most: int, names: int) -> None:
-    if rows:
-        echo()
-        print_table(columns, rows[:most], names)
-    if len(rows) > most:
-        echo(f"… and {len(rows) - most:,} more; --all lists them")
+    for columns, rows, most, names in (
+        (("class", "images", "accuracy"), classes, _MOST_CLASSES, 1),
+        (("is", "taken for", "images", "share"), confusions, _MOST_CONFUSIONS, 2),
+    ):
+        if rows:
+            echo()
+            print_table(columns, rows if everything else rows[:most], names)
+        if len(rows) > most and not everything:
+            echo(f"… and {len(rows) - most:,} more; --all lists them")
 
 
 def rank_classes(scored: Evaluation) -> list[Row]:

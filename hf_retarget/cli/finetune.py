@@ -107,15 +107,11 @@ def _describe(document: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         ("steps", f"{len(losses):,} in {figures['seconds']:.0f} s; loss {losses[0]:.3f} → {losses[-1]:.3f}"),
     ]
     if curve:
-        points = ", ".join(f"{value:.1%} (step {step:,})" for step, value in _thinned(curve))
-        rows.append(("validation", points))
+        last, count = len(curve) - 1, min(len(curve), _MOST)
+        shown = [
+            curve[round(place * last / max(count - 1, 1))] for place in range(count)
+        ]  # the first and last among them
+        rows.append(("validation", ", ".join(f"{value:.1%} (step {step:,})" for step, value in shown)))
     top5 = f", top-5 {test['top5']:.1%}" if test["top5"] is not None else ""
     rows.append(("test", f"top-1 {test['top1']:.1%}{top5}, loss {test['loss']:.3f} ({test['images']:,} images)"))
     return [*rows, ("saved", str(folder))]
-
-
-def _thinned(curve: list[Any]) -> list[Any]:
-    """At most a dozen points, the first and the last among them."""
-    if len(curve) <= _MOST:
-        return curve
-    return [curve[round(place * (len(curve) - 1) / (_MOST - 1))] for place in range(_MOST)]

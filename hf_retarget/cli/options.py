@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -16,21 +16,18 @@ DEBUG = "hf_retarget.debug"
 
 _DESTINATION = ("private", "revision", "message", "create_pr", "replace_card")
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def debug_option(command: _Function) -> _Function:
-    """Add ``--debug``; the group reads it when something fails."""
-    option = click.option(
-        "--debug",
-        is_flag=True,
-        envvar="HF_DEBUG",
-        expose_value=False,
-        is_eager=True,
-        callback=lambda ctx, _, value: ctx.meta.__setitem__(DEBUG, value),
-        help="Show the traceback of an error (also: HF_DEBUG=1).",
-    )
-    return option(command)
+def _together(*options: Decorator) -> Decorator:
+    """One decorator that adds several options, in this order."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):  # the last one added comes first in the help
+            command = option(command)
+        return command
+
+    return add
 
 
 def _read_token(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -39,82 +36,77 @@ def _read_token(ctx: click.Context, parameter: click.Parameter, value: str | Non
     return clean_token(value)
 
 
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    envvar="HF_DEBUG",
+    expose_value=False,
+    is_eager=True,
+    callback=lambda ctx, _, value: ctx.meta.__setitem__(DEBUG, value),  # the group reads it when something fails
+    help="Show the traceback of an error (also: HF_DEBUG=1).",
+)
 token_option = click.option("--token", metavar="TEXT", callback=_read_token, help="Token for the Hub (also: HF_TOKEN).")
+model_options = _together(
+    click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
+    click.option("--allow-pickle", is_flag=True, help="Read .pth, .pt and .bin files, too (tensors only)."),
+    token_option,
+)
+"""How references to models are read."""
+
+bases_options = _together(
+    click.option("--src-base", required=True, metavar="MODEL", help="Old base, where the fine-tuning started."),
+    click.option("--src-ft", required=True, metavar="MODEL", help="Tuned model: the old base after fine-tuning."),
+    click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning moves."),
+)
+"""The models of a port."""
+
+num_classes_option = click.option(
+    "--num-classes", type=click.IntRange(min=1), help="Classes that the model has now, if its files do not tell."
+)
+run_options = _together(
+    click.option("--device", metavar="NAME", help="Where to run: cpu, cuda, mps (found if not given)."),
+    click.option(
+        "--precision", type=click.Choice(PRECISIONS), default="no", show_default=True, help="Mixed precision."
+    ),
+    click.option(
+        "--num-workers",
+        "workers",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Processes that read images; the result does not depend on it.",
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
+)
+"""Where and how work runs."""
+
+lock_option = click.option(
+    "--no-lock",
+    "lock",
+    flag_value=False,
+    default=True,
+    help="Do not lock DIR, where the file system has no locks: no other run may write there.",
+)
+output_options = _together(
+    click.option("--resume", is_flag=True, help="Continue the run for DIR that was interrupted."),
+    click.option("--overwrite", is_flag=True, help="Replace what is in DIR, and forget an interrupted run."),
+    lock_option,
+)
+"""What happens to an earlier result."""
 
 
-def model_options(command: _Function) -> _Function:
-    """Add how references to models are read: ``--arch``, ``--allow-pickle`` and ``--token``."""
-    return _add(
-        command,
-        click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
-        click.option("--allow-pickle", is_flag=True, help="Read .pth, .pt and .bin files, too (tensors only)."),
-        token_option,
-    )
+def destination_options(revision: str) -> Decorator:
+    """Add how to push, with `revision` as the option for the branch.
 
-
-def bases_options(command: _Function) -> _Function:
-    """Add the models of a port: ``--src-base``, ``--src-ft`` and ``--new-base``."""
-    return _add(
-        command,
-        click.option("--src-base", required=True, metavar="MODEL", help="Old base, where the fine-tuning started."),
-        click.option("--src-ft", required=True, metavar="MODEL", help="Tuned model: the old base after fine-tuning."),
-        click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning moves."),
-    )
-
-
-def num_classes_option(command: _Function) -> _Function:
-    """Add ``--num-classes``, for a weight file that does not tell."""
-    option = click.option(
-        "--num-classes",
-        type=click.IntRange(min=1),
-        help="Classes that the model has now, if its files do not tell.",
-    )
-    return option(command)
-
-
-def run_options(command: _Function) -> _Function:
-    """Add where and how work runs: ``--device``, ``--precision``, ``--num-workers`` and ``--quiet``.
-
-    The command receives `device`, `precision`, `workers` and `quiet`.
+    The command receives the fields of a `hf_retarget.publish.Destination`.
     """
-    return _add(
-        command,
-        click.option("--device", metavar="NAME", help="Where to run: cpu, cuda, mps (found if not given)."),
-        click.option(
-            "--precision",
-            type=click.Choice(PRECISIONS),
-            default="no",
-            show_default=True,
-            help="Mixed precision.",
-        ),
-        click.option(
-            "--num-workers",
-            "workers",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="Processes that read images; the result does not depend on it.",
-        ),
-        click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
+    return _together(
+        click.option("--private", is_flag=True, help="Make the repository private, if it is new."),
+        click.option(revision, "revision", metavar="BRANCH", help="Branch to push to, made if need be [main]."),
+        click.option("--commit-message", "message", metavar="TEXT", help="What the commit says."),
+        click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to the branch."),
+        click.option("--replace-card", is_flag=True, help="Replace a README.md that is there; else it is kept."),
     )
-
-
-def destination_options(revision: str) -> Callable[[_Function], _Function]:
-    """Add how to push: ``--private``, the branch under the name given, ``--commit-message``, ``--create-pr`` and
-    ``--replace-card``. The command receives them as the fields of a `hf_retarget.publish.Destination`.
-    """
-
-    def decorate(command: _Function) -> _Function:
-        return _add(
-            command,
-            click.option("--private", is_flag=True, help="Make the repository private, if it is new."),
-            click.option(revision, "revision", metavar="BRANCH", help="Branch to push to, made if need be [main]."),
-            click.option("--commit-message", "message", metavar="TEXT", help="What the commit says."),
-            click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to the branch."),
-            click.option("--replace-card", is_flag=True, help="Replace a README.md that is there; else it is kept."),
-        )
-
-    return decorate
 
 
 def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,6 +122,9 @@ def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     add = click.option("--push-to-hub", metavar="REPO", help="Push the result to this repository of the Hub.")
     return add(destination_options("--hub-revision")(with_destination))
+
+
+# ---- interruptions
 
 
 class Terminated(KeyboardInterrupt):
@@ -159,28 +154,3 @@ def resumable(advice: str = "; the same command with --resume continues") -> Ite
         yield
     except KeyboardInterrupt as signal:
         raise Interrupted(signal, advice) from None
-
-
-lock_option = click.option(
-    "--no-lock",
-    "lock",
-    flag_value=False,
-    default=True,
-    help="Do not lock DIR, where the file system has no locks: no other run may write there.",
-)
-
-
-def output_options(command: _Function) -> _Function:
-    """Add what happens to an earlier result: ``--resume``, ``--overwrite`` and ``--no-lock``."""
-    return _add(
-        command,
-        click.option("--resume", is_flag=True, help="Continue the run for DIR that was interrupted."),
-        click.option("--overwrite", is_flag=True, help="Replace what is in DIR, and forget an interrupted run."),
-        lock_option,
-    )
-
-
-def _add(command: _Function, *options: Callable[[_Function], _Function]) -> _Function:
-    for option in reversed(options):  # the last one added comes first in the help
-        command = option(command)
-    return command

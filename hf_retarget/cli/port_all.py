@@ -1,4 +1,4 @@
-"""``hf-retarget port-all``: port every fine-tuning of a base to a new one, and say what became of each."""
+"""``hf-retarget port-all``: port every fine-tuning of a base to a new one, and print the result of each."""
 
 from __future__ import annotations
 

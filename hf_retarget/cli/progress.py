@@ -1,4 +1,4 @@
-"""What is going on and for how long: bars and lines on stderr, for a person who watches."""
+"""Progress on stderr: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from hf_retarget.cli.show import echo
 from hf_retarget.untrusted import plain
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import ProgressColumn, Task
@@ -22,20 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BEST = "★"
-"""What marks a row that is better than all before."""
-
+_BEST = "★"  # marks a row that is better than all before
 _CELL = 10  # letters, at least
 
 
 @contextmanager
 def status(doing: str) -> Iterator[None]:
-    """Show `doing` and the elapsed time while the block runs; say nothing where nobody watches.
-
-    Example:
-        >>> with status("tracing test_vit"):
-        ...     pass
-    """
+    """Show `doing` and the elapsed time while the block runs; nothing if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -49,7 +41,7 @@ def status(doing: str) -> Iterator[None]:
 
 
 def watch(quiet: bool = False) -> AbstractContextManager[Progress]:
-    """Somebody for long work to tell what it does, while the block runs; of several processes only the first tells.
+    """Show the progress of long work while the block runs; of several processes, only the first shows any.
 
     Example:
         >>> with watch(quiet=True) as progress:
@@ -60,22 +52,14 @@ def watch(quiet: bool = False) -> AbstractContextManager[Progress]:
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that prints: the only one, or the first that torchrun started.
-
-    Example:
-        >>> is_main_process()
-        True
-    """
+    """Whether this process is the one that prints: the only one, or the first that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 class TerminalProgress:
-    """Bars on a terminal, one below the other if they are nested, which vanish when the work is done; and lines that
-    stay. Where stderr is no terminal there are only the lines, and if `quiet`, nothing.
+    """Bars that vanish when the work is done, nested ones below each other, and lines that stay.
 
-    Example:
-        >>> with TerminalProgress() as progress:
-        ...     steps = list(progress.track(range(3), "matching"))
+    Where stderr is no terminal there are only the lines, and if `quiet`, nothing.
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
@@ -91,9 +75,7 @@ class TerminalProgress:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Take the bars away, however the block ended."""
         if self._bars is not None:
             self._bars.stop()
@@ -118,23 +100,20 @@ class TerminalProgress:
         if self._bars is None:
             self.say(line)
             return
-        headings = tuple(cells)
-        widths = [max(len(heading), _CELL) for heading in headings]
-        if headings != self._headings:
-            self._headings = headings
-            self._print_row([heading.upper() for heading in headings], widths, "dim")
-        self._print_row(list(cells.values()), widths, "bold" if any(BEST in each for each in cells.values()) else "")
-
-    def _print_row(self, texts: list[str], widths: list[int], style: str) -> None:
         from rich.text import Text
 
-        line = "  ".join(plain(text).rjust(width) for text, width in zip(texts, widths, strict=True))
-        if self._bars is not None:
-            self._bars.console.print(Text(line, style=style), soft_wrap=True)
+        headings = tuple(cells)
+        rows = [(tuple(cells.values()), "bold" if any(_BEST in each for each in cells.values()) else "")]
+        if headings != self._headings:
+            self._headings = headings
+            rows.insert(0, (tuple(heading.upper() for heading in headings), "dim"))
+        for texts, style in rows:
+            padded = [plain(text).rjust(max(len(head), _CELL)) for head, text in zip(headings, texts, strict=True)]
+            self._bars.console.print(Text("  ".join(padded), style=style), soft_wrap=True)
 
     def say(self, line: str) -> None:
         """Show one line that stays, above the bars."""
-        self._headings = ()  # a table that is interrupted begins anew
+        self._headings = ()  # a table that was interrupted gets a new heading
         if self._bars is not None:
             self._bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
@@ -149,9 +128,9 @@ def _make_bars(console: Console | None) -> Bars:
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        _text_column(describe_rate),
+        _text_column(_describe_rate),
         TimeElapsedColumn(),
-        _text_column(_remaining),
+        _text_column(_describe_remaining),
         console=console or Console(stderr=True),
         transient=True,
     )
@@ -169,22 +148,13 @@ def _text_column(write: Callable[[Task], str]) -> ProgressColumn:
     return Written()
 
 
-def describe_rate(task: Task) -> str:
-    """How fast it goes: so many a second, or so many seconds each.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> describe_rate(SimpleNamespace(speed=12.34)), describe_rate(SimpleNamespace(speed=0.2))
-        ('12.3/s', '5.0 s each')
-    """
+def _describe_rate(task: Task) -> str:
     if not task.speed:
         return ""
     return f"{task.speed:.1f}/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s each"
 
 
-def _remaining(task: Task) -> str:
+def _describe_remaining(task: Task) -> str:
     if task.time_remaining is None or task.finished:
         return ""
-    minutes, seconds = divmod(int(task.time_remaining), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02} left"
+    return f"{timedelta(seconds=int(task.time_remaining))} left"

@@ -1,10 +1,10 @@
-"""The options of a recipe on the command line: one for each field, derived from it, and help in sections."""
+"""The options of a recipe on the command line, one derived from each field, and help in sections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -12,11 +12,7 @@ from click.core import ParameterSource
 from hf_retarget.errors import RecipeError
 from hf_retarget.recipe import Field, choose_recipe, fields
 
-_OVERRIDES = "hf_retarget.overrides"
 _TITLES = {"data": "Data", "port": "Port", "finetune": "Fine-tuning"}
-_NOTE = "(defaults; a recipe may say otherwise)"
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SectionedCommand(click.Command):
@@ -28,7 +24,9 @@ class SectionedCommand(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and not isinstance(parameter, click.Argument):
-                heading = parameter.heading if isinstance(parameter, _RecipeOption) else "Options"
+                heading = "Options"
+                if isinstance(parameter, _FieldOption):
+                    heading = f"{_TITLES[parameter.field.section]} (defaults; a recipe may say otherwise)"
                 headings.setdefault(heading, []).append(record)
         for heading, records in headings.items():
             with formatter.section(heading):
@@ -59,7 +57,7 @@ def recipe_options(
         ) -> Any:
             if required and data is None and recipe is None:
                 raise click.UsageError("Missing option '--data'; 'hf-retarget recipes list' shows the recipes.")
-            overrides = click.get_current_context().meta.get(_OVERRIDES, {})
+            overrides = _take_overrides(options)
             return command(*arguments, recipe=choose_recipe(data, recipe, preset, overrides), **options)
 
         for field in reversed(fields()):
@@ -70,6 +68,20 @@ def recipe_options(
         return with_recipe
 
     return decorate
+
+
+def _take_overrides(options: dict[str, Any]) -> dict[str, Any]:
+    """Move the values of fields out of the options of a command; those that were given are returned."""
+    ctx = click.get_current_context()
+    overrides = {}
+    for parameter in ctx.command.params:
+        if isinstance(parameter, _FieldOption):
+            name, field = str(parameter.name), parameter.field
+            value = options.pop(name)
+            # By its source, not by its value: `--compress none` was given, and is None.
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                overrides[field.key] = () if field.type is tuple and value == ("none",) else value
+    return overrides
 
 
 _NAMED = (
@@ -83,28 +95,21 @@ _NAMED = (
 )
 
 
-class _RecipeOption(click.Option):
-    """An option that stands for a field of a recipe and knows its heading."""
+class _FieldOption(click.Option):
+    """An option that stands for a field of a recipe."""
 
     def __init__(self, *names: Any, field: Field, **options: Any) -> None:
         super().__init__(*names, **options)
         self.field = field
 
-    @property
-    def heading(self) -> str:
-        return f"{_TITLES[self.field.section]} {_NOTE}"
-
 
 class _FieldType(click.ParamType[Any]):
     """The type of a field: what a recipe refuses is wrong usage here."""
 
+    name = "text"
+
     def __init__(self, field: Field) -> None:
         self.field = field
-        self.name = {int: "number", float: "number"}.get(field.type, "text")
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """The choices if there are any, else the kind of value."""
-        return f"[{'|'.join(self.field.choices)}]" if self.field.choices else self.name.upper()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read a value as a recipe would."""
@@ -114,32 +119,20 @@ class _FieldType(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def _add_field(command: _Function, field: Field, plain: str) -> _Function:
-    flag = field.flag(plain)
-    default = "" if field.default in (None, "", ()) or field.type is bool else f" [{field.default}]"
-    options: dict[str, Any] = {"help": _sentence(field.help) + default, "expose_value": False, "callback": _note}
+def _add_field(command: Callable[..., Any], field: Field, plain: str) -> None:
+    flag, help = field.flag(plain), f"{field.help[0].upper()}{field.help[1:]}."
+    options: dict[str, Any] = {"metavar": "NUMBER" if field.type in (int, float) else "TEXT"}
     if field.type is bool:
-        options["help"] += " [on]" if field.default else " [off]"
+        help += " [on]" if field.default else " [off]"
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
+        options = {}
     elif field.type is tuple:
-        options |= {"multiple": True, "metavar": "TEXT", "help": f"{options['help']} May be repeated."}
+        help += " May be repeated."
+        options["multiple"] = True
     else:
+        help += f" [{field.default}]" if field.default not in (None, "") else ""
         options["type"] = _FieldType(field)
-    return click.option(flag, _parameter(field), cls=_RecipeOption, field=field, default=None, **options)(command)
-
-
-def _parameter(field: Field) -> str:
-    # Never the name of a command's own parameter, such as `data` or `recipe`.
-    return f"recipe_{field.section}_{field.name}"
-
-
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
-
-
-def _note(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    # By its source, not by its value: `--compress none` was given, and is None.
-    given = ctx.get_parameter_source(str(parameter.name)) not in (None, ParameterSource.DEFAULT)
-    if given and isinstance(parameter, _RecipeOption):
-        value = () if parameter.field.type is tuple and value == ("none",) else value
-        ctx.meta.setdefault(_OVERRIDES, {})[parameter.field.key] = value
+    if field.choices:
+        options["metavar"] = f"[{'|'.join(field.choices)}]"
+    parameter = f"recipe_{field.section}_{field.name}"  # never a command's own parameter, such as `data` or `recipe`
+    click.option(flag, parameter, cls=_FieldOption, field=field, default=None, help=help, **options)(command)

@@ -21,8 +21,7 @@ def list_recipes(as_json: bool) -> None:
     """List the recipes that come with the package, and their presets."""
     rows = [(name, load_recipe(name).description, preset_names(name)) for name in recipe_names()]
     if as_json:
-        entries = [{"name": name, "description": words, "presets": presets} for name, words, presets in rows]
-        echo_json(entries)
+        echo_json([{"name": name, "description": words, "presets": presets} for name, words, presets in rows])
         return
     width = max(len(name) for name, *_ in rows)
     for name, words, presets in rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,11 @@ from hf_retarget.untrusted import plain
 from hf_retarget.words import number, percent
 
 if TYPE_CHECKING:
-    from hf_retarget.document import PortDocument, StepFigures
+    from hf_retarget.document import PortDocument
     from hf_retarget.recipe import Recipe
 
 _BARS = "▁▂▃▄▅▆▇█"
+_NO_LIMIT = 100_000  # columns of a table that is not shown on a terminal
 
 Row = tuple[str, ...]
 
@@ -40,67 +42,50 @@ def echo_json(content: Any) -> None:
 
 
 def echo_rows(rows: Sequence[Row], width: int = 10) -> None:
-    """Print names and what there is to say about each, one a line."""
+    """Print names and a text about each, one a line."""
     for name, words in rows:
         echo(f"{name:<{width}} {words}")
 
 
 def print_table(columns: Row, rows: Sequence[Row], names: int = 1) -> None:
     """Print a table, with lines on a terminal and plainly elsewhere; the first `names` columns are text."""
-    if sys.stdout.isatty():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for place, column in enumerate(columns):
-            table.add_column(column.upper(), justify="left" if place < names else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        Console(highlight=False).print(table)
-        return
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    for row in (tuple(column.upper() for column in columns), *rows):
-        cells = (
-            cell.ljust(width) if place < names else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        echo("  ".join(cells))
+    shown = sys.stdout.isatty()
+    table = Table(box=box.SIMPLE_HEAD if shown else None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(Text(column.upper()), justify="left" if place < names else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    Console(highlight=False, force_terminal=shown, width=None if shown else _NO_LIMIT).print(table)
 
 
 def print_curves(document: PortDocument) -> None:
-    """Print, to a person who watches, the validation accuracy of each contender step by step."""
+    """Print, on stderr, the validation accuracy of each contender step by step."""
     shown = [each for each in document.table if each.steps]
     width = max((len(each.row.short) for each in shown), default=0)
     for each in shown:
+        bars = "".join(_BARS[round(step.top1 * (len(_BARS) - 1))] for step in each.steps)
         words = f"best {percent(each.validation)} on validation, {len(each.steps)} steps"
-        echo(f"{each.row.short:<{width}}  {sparkline(each.steps)}  {words}", err=True)
-
-
-def sparkline(steps: Sequence[StepFigures]) -> str:
-    """Accuracies from 0 to 1 as bars, one for each step."""
-    return "".join(_BARS[round(step.top1 * (len(_BARS) - 1))] for step in steps)
+        echo(f"{each.row.short:<{width}}  {bars}  {words}", err=True)
 
 
 def print_scores(document: PortDocument) -> None:
     """Print the test scores of all contenders as a table."""
     five = any(each.test.top5 is not None for each in document.contenders)
-    columns = ("on the test images", "top-1", *(("top-5",) if five else ()), "loss")
-    rows = [
-        (
-            describe_result(each, document),
-            percent(each.test.top1),
-            *((percent(each.test.top5),) if five else ()),
-            number(each.test.loss),
-        )
-        for each in document.table
-    ]
+    columns = ("on the test images", "top-1", *(["top-5"] if five else []), "loss")
+    rows: list[Row] = []
+    for each in document.table:
+        top5 = [percent(each.test.top5)] if five else []
+        rows.append((describe_result(each, document), percent(each.test.top1), *top5, number(each.test.loss)))
     print_table(columns, rows)
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file, wholly or not at all, and say so to a person who watches."""
+    """Write a file, wholly or not at all, and say so on a terminal."""
     write_text(path, text)
     if sys.stderr.isatty():
         echo(f"Wrote {path}", err=True)
@@ -125,10 +110,9 @@ def describe_command(arguments: list[str]) -> str:
         >>> describe_command(["/usr/bin/hf-retarget", "port", "--token", "hf_secret", "--token=hf_secret", "--steps=3"])
         'hf-retarget port --steps=3'
     """
-    kept: list[str] = []
-    skip = False
-    for each in arguments[1:]:
-        if not (skip or each == "--token" or each.startswith("--token=")):
-            kept.append(each)
-        skip = each == "--token"
+    kept = [
+        each
+        for before, each in pairwise(arguments)
+        if "--token" not in (before, each) and not each.startswith("--token=")
+    ]
     return shlex.join(["hf-retarget", *kept])

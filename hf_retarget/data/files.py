@@ -40,29 +40,34 @@ def open_image_folder(folder: Path) -> Source:
         raise DataError(f"'{folder}' has both splits ('{splits[0].name}') and other folders ('{other}'); move them out")
     named = [each for each in below if each.name.casefold() in (*TRAIN, *TEST)]
     flat = named if named and named == below and not splits else [folder]
-    files = {
-        place: [] if place in named and place not in splits else _files_of_classes(place) for place in splits or flat
-    }
-    images = {place: [path for path in found if _is_image(path)] for place, found in files.items()}
+    images: dict[Path, list[Path]] = {}
+    others: list[Path] = []
+    for place in splits or flat:
+        found = _files_of_classes(place)  # none, where images lie flat
+        images[place] = [path for path in found if _is_image(path)]
+        others += [path for path in found if not _is_image(path)]
     if not any(images.values()):
-        alone = {
-            place: sorted(path for path in place.iterdir() if path.is_file() and _is_image(path)) for place in flat
-        }
-        if first := next((paths[0].name for paths in alone.values() if paths), None):
-            missing = f"'{folder}' has images ({first} …) but no class folders; put those of each class into one folder"
-            bare = {place.name: partial(FileRows, place, paths, [0] * len(paths), None, missing)
-                    for place, paths in alone.items()}  # fmt: skip
-            return Source(folder.name, bare if flat != [folder] else {"train": bare[folder.name]})
+        rows = {place.name: _open_flat(place) for place in flat}
+        if any(len(each) for each in rows.values()):
+            opened = {name: partial(lambda rows: rows, each) for name, each in rows.items()}
+            return Source(folder.name, opened if flat != [folder] else {"train": opened[folder.name]})
         raise DataError(f"there are no images in '{folder}'; put them there as 'train/cat/1.jpg' or 'cat/1.jpg'")
-    others = [path for found in files.values() for path in found if not _is_image(path)]
     notes: tuple[str, ...] = ()
     if others:
         first = others[0].relative_to(folder).as_posix()
         notes = (f"left out {plural(len(others), 'file')} in other formats than images (first: {first})",)
     labels = {place: [path.relative_to(place).parts[0] for path in paths] for place, paths in images.items()}
     names = tuple(sorted({label for each in labels.values() for label in each}))
-    rows = {place.name: partial(FileRows, place, images[place], labels[place], names) for place in images}
-    return Source(folder.name, rows if splits else {"train": rows[folder.name]}, notes=notes)
+    splits_of = {place.name: partial(FileRows, place, images[place], labels[place], names) for place in images}
+    return Source(folder.name, splits_of if splits else {"train": splits_of[folder.name]}, notes=notes)
+
+
+def _open_flat(folder: Path) -> FileRows:
+    """The images that lie in a folder itself, without labels."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and _is_image(path))
+    first = paths[0].name if paths else ""
+    missing = f"'{folder}' has images ({first} …) but no class folders; put those of each class into one folder"
+    return FileRows(folder, paths, [0] * len(paths), None, missing)
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
     except Exception as error:  # its own, the Hub's, pyarrow's or the network's
         cause: BaseException = error
         while type(cause).__name__ == "DatasetGenerationError" and cause.__cause__ is not None:
-            cause = cause.__cause__  # this one only tells that there was an error
+            cause = cause.__cause__  # this one only says that there was an error
         reason = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
         raise DataError(f"{failure}: {reason[:500]}") from error
     finally:

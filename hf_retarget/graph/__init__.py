@@ -1,7 +1,6 @@
 """Which axes of a model may be permuted together without changing its function: derived and verified."""
 
-from hf_retarget.graph.layout import Axis, Block, Factor, Layout
-from hf_retarget.graph.permutation import Permutation
+from hf_retarget.graph.permutation import Axis, Block, Factor, Layout, Permutation
 from hf_retarget.graph.permutation_graph import (
     Group,
     PermutationGraph,

@@ -133,7 +133,7 @@ def sum_of(axes: Sequence[Iterable[Atom]]) -> Atom:
 
 
 def as_atom(axis: Iterable[Atom]) -> Atom:
-    """The axis as one atom, which is a product if need be."""
+    """The axis as one atom, if necessary a product."""
     factors = flat(axis)
     if len(factors) == 1:
         return factors[0]
@@ -154,31 +154,6 @@ def pin(axis: Iterable[Atom], why: Pin) -> None:
             for _, member in leaf.special:
                 pin((member,), why)
 
-
-__all__ = [
-    "MISALIGNED",
-    "Atom",
-    "Key",
-    "Misaligned",
-    "Pin",
-    "Product",
-    "cut",
-    "divide",
-    "family",
-    "find",
-    "flat",
-    "leaves",
-    "narrow",
-    "pin",
-    "regroup",
-    "size_of",
-    "specialise",
-    "split",
-    "starts",
-    "sum_of",
-    "unify",
-    "unify_or_pin",
-]
 
 # ---------------------------------------------------------------------- refining
 

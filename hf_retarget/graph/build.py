@@ -1,9 +1,10 @@
-"""Walks a trace, applies the rules, and lays out the groups that come of it."""
+"""From a trace to the permutation graph: walks the trace, applies the rules, and lays out the groups."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,25 +17,47 @@ from torch.utils import _pytree as pytree
 from hf_retarget.errors import TraceError
 from hf_retarget.graph.axes import Atom, Misaligned, Pin, pin, size_of
 from hf_retarget.graph.call import Call, Shape, Value, constant_shape
-from hf_retarget.graph.constants import constant_nodes
-from hf_retarget.graph.families import settle
-from hf_retarget.graph.groups import assemble
-from hf_retarget.graph.permutation_graph import PermutationGraph, UnknownOperator
+from hf_retarget.graph.families import Path, outers, paths, settle
+from hf_retarget.graph.permutation import Axis, Block, Factor, Layout
+from hf_retarget.graph.permutation_graph import Group, PermutationGraph, PinnedAxis, UnknownOperator
 from hf_retarget.graph.rules import lookup
 
 _PASS_THROUGH = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+_RANDOM = ("rand", "bernoulli", "normal", "multinomial", "poisson")
 
 
 def build(model: nn.Module, program: ExportedProgram) -> PermutationGraph:
     """The permutation graph of a model, from its exported trace."""
-    walk = Walk(model, program)
+    walk = _Walk(model, program)
     walk.run()
-    parameters = frozenset(name for name, _ in model.named_parameters())
     held = settle(walk.state, walk.held, walk.spaces)
-    return assemble(walk.state, held, walk.unknown, walk.originals, parameters, walk.tied)
+    own = {name: list(paths(walk.state[name])) for name in walk.originals if name in walk.state}
+    everything = [path for shape in held for path in paths(shape)]
+    varies_over = outers([path for each in own.values() for path in each], everything)
+    groups = _groups(own, varies_over)
+    names = {atom: group.name for atom, group in groups.items()}
+    layouts = {
+        name: Layout(
+            tuple(tensor.shape),
+            tuple(_block(path, names, varies_over) for path in own[name]) if name in own else (_unused(tensor),),
+        )
+        for name, tensor in walk.originals.items()
+        if name not in walk.tied
+    }
+    return PermutationGraph(
+        groups=tuple(groups.values()),
+        layouts=layouts,
+        parameters=frozenset(name for name, _ in model.named_parameters()),
+        pinned=tuple(_pinned(own, walk.originals, walk.tied)),
+        unknown_operators=tuple(walk.unknown),
+        tied=walk.tied,
+    )
 
 
-class Walk:
+# ---- walking a trace
+
+
+class _Walk:
     """One pass over a trace: gives every tensor its axes."""
 
     def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
@@ -105,7 +128,7 @@ class Walk:
 
     def _constants(self, module: fx.GraphModule, values: dict[fx.Node, Any]) -> set[fx.Node]:
         known = {node for node, value in values.items() if not isinstance(value, Value) or value.constant is not None}
-        constants = constant_nodes(module.graph, known)
+        constants = _constant_nodes(module.graph, known)
         for node in known - constants:  # written to: what it was at first still counts
             value = values[node]
             if isinstance(value, Value) and value.constant is not None:
@@ -168,15 +191,8 @@ def _fold(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _by_name(target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(target, OpOverload):
         return {str(i): value for i, value in enumerate(args)} | dict(kwargs)
-    named: dict[str, Any] = {}
-    for position, argument in enumerate(target._schema.arguments):
-        if position < len(args):
-            named[argument.name] = args[position]
-        elif argument.name in kwargs:
-            named[argument.name] = kwargs[argument.name]
-        else:
-            named[argument.name] = argument.default_value
-    return named
+    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
+    return defaults | dict(zip(defaults, args, strict=False)) | kwargs
 
 
 def _pin_all(call: Call, reason: str) -> list[Shape]:
@@ -194,3 +210,168 @@ def _module_of(node: fx.Node) -> str:
 def _where(node: fx.Node) -> str:
     module = _module_of(node)
     return f"{node.target} ({node.name}{', ' + module if module else ''})"
+
+
+# ---- the part of a trace that depends on nothing that is ever permuted, and can simply be computed
+
+
+def _constant_nodes(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
+    """All nodes, `known` ones included, whose value is constant and stays so.
+
+    A tensor that starts as a constant but is later written to (zeros, then `copy_` of an activation into a part of
+    it) is none, and neither are its other views.
+    """
+    tainted: set[fx.Node] = set()
+    while True:
+        constants, bases = _spread(graph, known, tainted)
+        written = {
+            base
+            for node in graph.nodes
+            if node not in constants
+            for target in _written(node)
+            for base in bases[target]
+            if base in constants
+        }
+        if not written:
+            return constants
+        tainted |= {node for node, of in bases.items() if of & written} | written
+
+
+def _spread(
+    graph: fx.Graph, known: set[fx.Node], tainted: set[fx.Node]
+) -> tuple[set[fx.Node], dict[fx.Node, set[fx.Node]]]:
+    constants = set(known) - tainted
+    bases: dict[fx.Node, set[fx.Node]] = {}
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        if (
+            node.op == "call_function"
+            and node not in tainted
+            and _computable(node)
+            and all(n in constants for n in inputs)
+        ):
+            constants.add(node)
+        # A view shares memory with its input; without asking which operators are views, assume that all may be.
+        bases[node] = {node}.union(*(bases[n] for n in inputs)) if _may_alias(node) else {node}
+    return constants, bases
+
+
+def _computable(node: fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload):
+        return getattr(node.target, "__name__", "") == "getitem"
+    values = pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(value, Tensor) for value in values) and not any(word in str(node.target) for word in _RANDOM)
+
+
+def _may_alias(node: fx.Node) -> bool:
+    # Only of pointwise operators is it certain that their result is new memory.
+    target = node.target
+    return not (isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not target._schema.is_mutable)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    if isinstance(node.target, OpOverload):
+        inputs = [node.args[0]] if node.target._schema.is_mutable and node.args else []
+        return [each for each in inputs if isinstance(each, fx.Node)]
+    inside = [_submodule(each) for each in node.all_input_nodes if each.op == "get_attr"]
+    mutable = any(_written(each) for module in inside if module is not None for each in module.graph.nodes)
+    return list(node.all_input_nodes) if mutable else []
+
+
+def _submodule(node: fx.Node) -> fx.GraphModule | None:
+    module = getattr(node.graph.owning_module, str(node.target), None)
+    return module if isinstance(module, fx.GraphModule) else None
+
+
+# ---- groups and layouts
+
+
+def _groups(own: Mapping[str, Sequence[Path]], varies_over: Mapping[Atom, list[Atom]]) -> dict[Atom, Group]:
+    axes: dict[Atom, dict[Axis, None]] = {}
+    for tensor, blocks in own.items():
+        for path in blocks:
+            for place in path.places:
+                if place.atom.pin is None:
+                    axes.setdefault(place.atom, {})[Axis(tensor, place.dim)] = None
+    names = _names(axes, varies_over)
+    return {
+        atom: Group(
+            name=names[atom],
+            size=atom.size,
+            blocks=tuple(outer.size for outer in varies_over[atom]),
+            outer=tuple(names.get(outer) for outer in varies_over[atom]),
+            nesting=tuple(
+                tuple(varies_over[atom].index(above) for above in varies_over.get(outer, ()))
+                for outer in varies_over[atom]
+            ),
+            axes=tuple(axes[atom]),
+        )
+        for atom in axes
+    }
+
+
+def _names(axes: Mapping[Atom, Mapping[Axis, None]], varies_over: Mapping[Atom, list[Atom]]) -> dict[Atom, str]:
+    # A group is named after the first module that writes to it: the first tensor that has it as axis 0.
+    blocked = {outer for atom in axes for outer in varies_over[atom]}
+    used: Counter[str] = Counter()
+    names = {}
+    for atom, its_axes in axes.items():
+        first = next((axis for axis in its_axes if axis.dim == 0), next(iter(its_axes)))
+        name = _module(first.tensor)
+        if atom in blocked:
+            name += "/blocks"
+        elif varies_over[atom]:
+            name += "/inner"
+        used[name] += 1
+        names[atom] = name if used[name] == 1 else f"{name}#{used[name]}"
+    return names
+
+
+def _module(tensor: str) -> str:
+    owner, parametrized, _ = tensor.partition(".parametrizations.")
+    return (owner if parametrized else owner.rpartition(".")[0]) or tensor
+
+
+def _block(path: Path, names: Mapping[Atom, str], varies_over: Mapping[Atom, list[Atom]]) -> Block:
+    factors = []
+    for position, place in enumerate(path.places):
+        outer = tuple(path.partner(position, each) for each in varies_over.get(place.atom, ()))
+        factors.append(Factor(place.atom.size, place.stride, place.dim, names.get(place.atom), outer))  # type: ignore[arg-type]
+    return Block(path.offset, _merge_pinned(factors))
+
+
+def _merge_pinned(factors: list[Factor]) -> tuple[Factor, ...]:
+    # Neighbouring pinned factors need not be told apart, unless one of them says which row of a permutation applies.
+    needed = {place for factor in factors for place in factor.outer}
+    merged: list[Factor] = []
+    moved: dict[int, int] = {}
+    previous_mergeable = False
+    for place, factor in enumerate(factors):
+        mergeable = factor.group is None and place not in needed
+        if mergeable and previous_mergeable and merged[-1].stride == factor.size * factor.stride:
+            merged[-1] = Factor(merged[-1].size * factor.size, factor.stride, merged[-1].dim)
+        else:
+            merged.append(factor)
+        moved[place] = len(merged) - 1
+        previous_mergeable = mergeable
+    return tuple(factor._replace(outer=tuple(moved[place] for place in factor.outer)) for factor in merged)
+
+
+def _unused(tensor: Tensor) -> Block:
+    return Block(0, (Factor(tensor.numel(), 1, 0),) if tensor.numel() > 1 else ())
+
+
+def _pinned(
+    own: Mapping[str, Sequence[Path]], originals: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> list[PinnedAxis]:
+    found: dict[PinnedAxis, None] = {}
+    for name, tensor in originals.items():
+        for path in own.get(name, ()):
+            for place in path.places:
+                if place.atom.pin is not None:
+                    found[PinnedAxis(Axis(name, place.dim), *place.atom.pin)] = None
+        if name not in own and name not in tied:
+            for dim, size in enumerate(tensor.shape):
+                if size > 1:
+                    found[PinnedAxis(Axis(name, dim), "unused" if tensor.is_floating_point() else "constant")] = None
+    return list(found)

@@ -1,4 +1,4 @@
-"""One operator call as a rule sees it: its arguments by name, and the few verbs a rule is written in."""
+"""One operator call as a rule sees it: its arguments by name, and the verbs that rules are written in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from hf_retarget.errors import RuleError, TraceError
 from hf_retarget.graph.axes import (
@@ -39,7 +40,7 @@ Rule = Callable[["Call"], Result]
 
 @dataclass(frozen=True)
 class Value:
-    """What the walk knows of a tensor: its axes, or, if it depends on nothing that is permuted, its value."""
+    """What is known of a tensor: its axes or, if it depends on nothing that is permuted, its value."""
 
     shape: Shape = ()
     constant: Tensor | None = None
@@ -70,7 +71,7 @@ class Call:
     def shape(self, value: Any) -> Shape:
         """The axes of an argument, given by name or as a value.
 
-        A constant pins the axes along which it varies; along the others it says nothing, so they are fresh.
+        A constant pins the axes along which it varies; the others are fresh.
         """
         value = self.arguments[value] if isinstance(value, str) else value
         if not isinstance(value, Value):
@@ -84,12 +85,7 @@ class Call:
     @property
     def tensors(self) -> list[Value]:
         """All tensor arguments in order, those inside lists included."""
-        found = []
-        for value in self.arguments.values():
-            found += [
-                item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Value)
-            ]
-        return found
+        return [value for value in pytree.tree_leaves(list(self.arguments.values())) if isinstance(value, Value)]
 
     @property
     def shapes(self) -> list[Shape]:
@@ -104,10 +100,7 @@ class Call:
     @property
     def all_sizes(self) -> list[list[int]]:
         """The size of every output tensor."""
-        value = self.node.meta["val"]
-        outputs = [
-            output for output in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(output, Tensor)
-        ]
+        outputs = [output for output in pytree.tree_leaves(self.node.meta["val"]) if isinstance(output, Tensor)]
         if any(not isinstance(size, int) for output in outputs for size in output.shape):
             raise TraceError(f"the size of what {self.where} gives depends on the data; such a model cannot be traced")
         return [list(output.shape) for output in outputs]
@@ -115,7 +108,7 @@ class Call:
     # ------------------------------------------------------------------ verbs
 
     def fresh(self, size: int) -> Product:
-        """A new axis that nothing is known of: it is free."""
+        """A new axis about which nothing is known: it is free."""
         return () if size == 1 else (Atom(size),)
 
     def pinned(self, size: int, reason: str = "spatial") -> Product:
@@ -127,18 +120,18 @@ class Call:
         pin(axis, Pin(reason, self.where))
 
     def mix(self, shape: Shape, dims: Iterable[int], reason: str = "spatial") -> None:
-        """Pin some axes whose positions the operator mixes: nothing may vary along them any more."""
+        """Pin some axes whose positions the operator mixes, so that nothing may vary along them."""
         mixed = {dim % len(shape) for dim in dims}
         for dim in mixed:
             self.pin(shape[dim], reason)
         self.hold(tuple(axis for dim, axis in enumerate(shape) if dim not in mixed))
 
     def hold(self, shape: Shape) -> None:
-        """Tell of a tensor that exists only inside the operator, such as the statistics of a softmax."""
+        """Declare a tensor that exists only inside the operator, such as the statistics of a softmax."""
         self._held.append(shape)
 
     def span(self, space: Shape) -> None:
-        """Tell of all axes that a contraction runs over at once: an axis that meets itself is there twice."""
+        """Declare all axes that a contraction runs over together; one that meets itself is listed twice."""
         self._spaces.append(space)
 
     def unify(self, first: Product, *others: Product) -> Product:
@@ -263,8 +256,8 @@ class Call:
                     kept.append(part)
                 names[name] = self.unify(names[name], part) if name in names else part
 
-        if any(pinned(name) for axis_pattern in (*pattern.head, *pattern.tail) for name in axis_pattern):
-            self.hold(tuple(kept))  # whoever is pinned is mixed: nothing varies along it
+        if any(map(pinned, pattern.names())):
+            self.hold(tuple(kept))  # pinned axes are mixed: nothing varies along them
 
     def _factor_sizes(
         self, pattern: Sequence[str], total: int, names: dict[str, Product], sizes: dict[str, int]
@@ -294,13 +287,10 @@ class Call:
 
 
 def constant_shape(value: Tensor, why: Pin) -> Shape:
-    """Axes of a constant: pinned where it varies, free where it is the same all along."""
+    """The axes of a constant: pinned where it varies, free where it is uniform."""
+    known = not value.is_meta and value.numel() > 0
     shape: list[Product] = []
     for dim, size in enumerate(value.shape):
-        if size == 1:
-            shape.append(())
-        else:
-            known = not value.is_meta and value.numel() > 0
-            uniform = known and bool((value == value.narrow(dim, 0, 1)).all())
-            shape.append((Atom(size, None if uniform else why),))
+        uniform = known and bool((value == value.narrow(dim, 0, 1)).all())
+        shape.append(() if size == 1 else (Atom(size, None if uniform else why),))
     return tuple(shape)

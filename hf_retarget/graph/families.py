@@ -1,4 +1,4 @@
-"""Decides, once all operators have been seen, which atoms may vary from block to block, and lays the tensors out.
+"""Decides, once all operators have been seen, which atoms may vary from block to block, and finds the blocks.
 
 Two freedoms are decided here, by one criterion: *every tensor that holds the inner atom also holds the outer one*.
 
@@ -36,9 +36,9 @@ class Path:
     conditions: tuple[Key, ...] = ()
 
     def partner(self, position: int, outer: Atom) -> int | None:
-        """The position of the one place of `outer` that goes with the place at `position`, if it is beyond doubt.
+        """The position of the one place of `outer` that belongs to the place at `position`, if there is no doubt.
 
-        Where there are several, as in a square matrix over (h d), it is the one that the place follows at once.
+        Where there are several, as in a square matrix over (h d), it is the one directly before the place.
         """
         found = [i for i, other in enumerate(self.places) if other.atom is outer]
         if len(found) > 1:
@@ -103,7 +103,7 @@ def _parts(atom: Atom) -> Iterator[tuple[int, Atom, list[Key]]]:
 
 
 def distinct(shapes: Iterable[Shape]) -> list[Shape]:
-    """One of each shape, as they are after all unifications; a residual network repeats the same ones endlessly."""
+    """One of each shape, after all unifications; a residual network repeats the same shapes many times."""
     seen: dict[tuple[tuple[int, ...], ...], Shape] = {}
     for shape in shapes:
         seen.setdefault(tuple(tuple(map(id, flat(axis))) for axis in shape), shape)
@@ -114,7 +114,7 @@ def distinct(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def settle(state: Mapping[str, Shape], held: Sequence[Shape], spaces: Sequence[Shape]) -> list[Shape]:
-    """Collapse all families that do not hold, and return the shapes that say who may vary over whom.
+    """Collapse all families that do not hold, and return the shapes that decide which atom may vary over which.
 
     `spaces` are the index spaces of contractions. They say no more than the tensors do, unless an axis meets itself.
     """
@@ -179,7 +179,7 @@ def _find_loose(path: Path, families: Sequence[Atom], loose: dict[Atom, set[Atom
             conditions = held.get(find(key.atom), [])
             if not conditions or any(key.overlaps(condition) and not key.covers(condition) for condition in conditions):
                 loose[place.atom].add(find(key.atom))
-    # Where an atom occurs twice, nobody can tell which of the two a family varies over.
+    # Where an atom occurs twice, it is unclear which of the two a family varies over.
     twice = {atom for atom, keys in held.items() if len(keys) > 1}
     for atom in families if twice else ():
         loose[atom] |= {find(key.atom) for key, _ in atom.special} & twice
@@ -244,6 +244,6 @@ def outers(state: Iterable[Path], others: Iterable[Path]) -> dict[Atom, list[Ato
     while unfit := [
         (atom, outer) for atom, its in result.items() for outer in its if not set(result.get(outer, ())) <= set(its)
     ]:
-        for atom, outer in unfit:  # blocks within blocks: whoever varies over the inner ones needs the outer ones too
+        for atom, outer in unfit:  # blocks within blocks: what varies over the inner ones needs the outer ones, too
             result[atom].remove(outer)
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import GraphMismatchError, PermutationError, TensorMismatchError
 from hf_retarget.files import write_text
-from hf_retarget.graph.layout import Axis, Block, Factor, Layout
-from hf_retarget.graph.permutation import Permutation
+from hf_retarget.graph.permutation import Axis, Block, Factor, Layout, Permutation
 from hf_retarget.names import GRAPH, PERMUTATION
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
@@ -40,7 +39,7 @@ class Group:
     blocks: tuple[int, ...] = ()
     outer: tuple[str | None, ...] = ()
     nesting: tuple[tuple[int, ...], ...] = ()
-    """For each entry of `outer`: the earlier entries that its own blocks are addressed by."""
+    """For each entry of `outer`: the earlier entries that address its own blocks."""
     axes: tuple[Axis, ...] = ()
 
     @property
@@ -54,7 +53,7 @@ class Group:
 
 @dataclass(frozen=True)
 class PinnedAxis:
-    """An axis, or a part of one, whose order bears meaning, and why."""
+    """An axis, or a part of one, whose order has a meaning, and why."""
 
     axis: Axis
     reason: str
@@ -75,11 +74,8 @@ class UnknownOperator:
 
     def __str__(self) -> str:
         place = f"node {self.node}, {self.module}" if self.module else f"node {self.node}"
-        what = (
-            f"'{self.operator}' ({place}): {self.problem}"
-            if self.problem
-            else f"No axis rule for '{self.operator}' ({place})"
-        )
+        what = f"'{self.operator}' ({place})"
+        what = f"{what}: {self.problem}" if self.problem else f"No axis rule for {what}"
         return f"{what}; its axes stay pinned. See CONTRIBUTING.md to add one."
 
 
@@ -119,10 +115,11 @@ class PermutationGraph:
     def share(self, free_axes: int) -> float:
         """The share of all parameters that lie on at least `free_axes` free axes."""
         total = lying = 0
-        for name in self.parameters:
-            for elements, axes in self.layouts[name].free_axes():
-                total += elements
-                lying += elements if axes >= free_axes else 0
+        for block in [block for name in self.parameters for block in self.layouts[name].blocks]:
+            elements = math.prod(factor.size for factor in block.factors)
+            free = {factor.dim for factor in block.factors if factor.group is not None}
+            total += elements
+            lying += elements if len(free) >= free_axes else 0
         return lying / total if total else 0.0
 
     @cached_property
@@ -226,7 +223,9 @@ class PermutationGraph:
                 found = "is missing" if index is None else f"has shape {list(index.shape)}"
                 raise PermutationError(f"the index of group '{group.name}' {found}; expected {list(group.shape)}")
             if not bool((index.sort(-1).values == torch.arange(group.size)).all()):
-                raise PermutationError(f"the index of group '{group.name}' is no permutation of 0 … {group.size - 1}")
+                raise PermutationError(
+                    f"the index of group '{group.name}' is not a permutation of 0 … {group.size - 1}"
+                )
 
     # ------------------------------------------------------------------ files
 
@@ -256,23 +255,19 @@ class PermutationGraph:
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise PermutationError(f'\'{path}\' is not a permutation graph (no "format": "{_FORMAT}")')
         try:
-            return cls._from_json(document)
+            _check_types(document)
+            return cls(
+                groups=tuple(_group(entry) for entry in document["groups"]),
+                layouts={name: _layout(*entry) for name, entry in document["layouts"].items()},
+                parameters=frozenset(document["parameters"]),
+                pinned=tuple(
+                    PinnedAxis(Axis(*entry["axis"]), entry["reason"], entry["where"]) for entry in document["pinned"]
+                ),
+                unknown_operators=tuple(UnknownOperator(**entry) for entry in document["unknown_operators"]),
+                tied=document["tied"],
+            )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise PermutationError(f"'{path}' is damaged: {type(error).__name__}: {error}") from error
-
-    @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> PermutationGraph:
-        _check_types(document)
-        return cls(
-            groups=tuple(_group(entry) for entry in document["groups"]),
-            layouts={name: _layout(*entry) for name, entry in document["layouts"].items()},
-            parameters=frozenset(document["parameters"]),
-            pinned=tuple(
-                PinnedAxis(Axis(*entry["axis"]), entry["reason"], entry["where"]) for entry in document["pinned"]
-            ),
-            unknown_operators=tuple(UnknownOperator(**entry) for entry in document["unknown_operators"]),
-            tied=document["tied"],
-        )
 
 
 def _check_types(document: dict[str, Any]) -> None:
@@ -284,9 +279,9 @@ def _check_types(document: dict[str, Any]) -> None:
     names = [group["name"] for group in document["groups"]]
     known = {*names, None}
     if not all(isinstance(name, str) for name in (*names, *document["parameters"])):
-        raise ValueError("a name is no text")
+        raise ValueError("a name is not a text")
     if not isinstance(document["tied"], dict) or not all(isinstance(name, str) for name in document["tied"].values()):
-        raise ValueError("tied is no object of names")
+        raise ValueError("tied is not an object of names")
     for group in document["groups"]:
         if not numbers((group["size"], *group["blocks"]), 1) or not known.issuperset(group["outer"]):
             raise ValueError(f"group '{group['name']}' has impossible sizes")
@@ -309,10 +304,7 @@ def _group(entry: dict[str, Any]) -> Group:
 
 
 def _layout(shape: list[int], blocks: list[Any]) -> Layout:
-    return Layout(
-        tuple(shape),
-        tuple(Block(offset, tuple(map(_factor, factors))) for offset, factors in blocks),
-    )
+    return Layout(tuple(shape), tuple(Block(offset, tuple(map(_factor, factors))) for offset, factors in blocks))
 
 
 def _factor(entry: list[Any]) -> Factor:
@@ -332,8 +324,8 @@ def pin_tables(graph: PermutationGraph, model: nn.Module) -> tuple[PermutationGr
 def find_tables(graph: PermutationGraph, model: nn.Module) -> tuple[str, ...]:
     """The groups that act on a fixed table, such as the periods of rotary positions.
 
-    A ported model has the new base's tables, so the delta must stay in their order. BatchNorm statistics are no such
-    tables, because they are re-estimated; nor is a buffer whose numbers are all the same.
+    A ported model has the new base's tables, so the delta must stay in their order. BatchNorm statistics do not count,
+    because they are re-estimated, nor does a buffer whose numbers are all the same.
     """
     statistics = {
         f"{where}.{name}" if where else name
@@ -362,18 +354,15 @@ def pin_groups(graph: PermutationGraph, names: Collection[str]) -> PermutationGr
         for group in graph.groups
         if group.name not in names
     )
-    layouts = {
-        name: Layout(layout.shape, tuple(_still(block, names) for block in layout.blocks))
-        for name, layout in graph.layouts.items()
-    }
-    return replace(graph, groups=groups, layouts=layouts, pinned=(*graph.pinned, *pinned))
 
-
-def _still(block: Block, names: Collection[str]) -> Block:
     def still(factor: Factor) -> Factor:
         return factor._replace(group=None, outer=()) if factor.group in names else factor
 
-    return block._replace(factors=tuple(map(still, block.factors)))
+    layouts = {
+        name: Layout(layout.shape, tuple(Block(offset, tuple(map(still, each))) for offset, each in layout.blocks))
+        for name, layout in graph.layouts.items()
+    }
+    return replace(graph, groups=groups, layouts=layouts, pinned=(*graph.pinned, *pinned))
 
 
 # ---- permutations that were found before
@@ -400,24 +389,16 @@ def _act_alike(one: PermutationGraph, other: PermutationGraph) -> bool:
     """Whether permutations of two graphs do the same: equal groups, and layouts that differ only in pinned sizes."""
     if one.groups != other.groups or one.tied != other.tied or one.layouts.keys() != other.layouts.keys():
         return False
-    return all(_alike(layout, other.layouts[name]) for name, layout in one.layouts.items())
+    pairs = [(layout, other.layouts[name]) for name, layout in one.layouts.items()]
+    return all(ours == theirs or _permuted_parts(ours) == _permuted_parts(theirs) for ours, theirs in pairs)
 
 
-def _alike(one: Layout, other: Layout) -> bool:
-    if one == other:
-        return True
-    if len(one.blocks) != len(other.blocks) or len(one.shape) != len(other.shape):
-        return False
-    return all(
-        np.unravel_index(ours.offset, one.shape) == np.unravel_index(theirs.offset, other.shape)
-        and _permute_alike(ours.factors, theirs.factors)
-        for ours, theirs in zip(one.blocks, other.blocks, strict=True)
-    )
-
-
-def _permute_alike(ours: Sequence[Factor], theirs: Sequence[Factor]) -> bool:
+def _permuted_parts(layout: Layout) -> list[Any]:
     # The stride of a factor may change with the size of a pinned one behind it; what it permutes does not.
-    return len(ours) == len(theirs) and all(
-        (a.dim, a.group, a.outer) == (b.dim, b.group, b.outer) and (a.group is None or a.size == b.size)
-        for a, b in zip(ours, theirs, strict=True)
-    )
+    return [
+        (
+            np.unravel_index(block.offset, layout.shape),
+            [(each.dim, each.group, each.outer, each.size if each.group else None) for each in block.factors],
+        )
+        for block in layout.blocks
+    ]

@@ -2,9 +2,9 @@
 
     "n (g i) H W, (g o) i K L, (g o) -> n (g o) Y X"
 
-Operands are separated by commas, axes by blanks. The same lower-case name means the same permutation; an UPPER-CASE
-name is pinned, its order bears meaning. Parentheses multiply, `...` stands for any number of axes that broadcast, and
-`1` for an axis of one element.
+Operands are separated by commas, axes by blanks. The same lower-case name means the same permutation; the axis of an
+UPPER-CASE name is pinned, because its order has a meaning. Parentheses multiply, `...` stands for any number of axes
+that broadcast, and `1` for an axis of one element.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class TensorPattern:
     head: tuple[AxisPattern, ...]
     tail: tuple[AxisPattern, ...]
     ellipsis: bool
+
+    def names(self) -> list[str]:
+        """The names in all axes."""
+        return [name for axis in (*self.head, *self.tail) for name in axis]
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,10 @@ def parse(text: str) -> Signature:
         )
     except RuleError as error:
         raise RuleError(f"signature {text!r}: {error}") from None
-    known = {name for tensor in signature.inputs for axis in (*tensor.head, *tensor.tail) for name in axis}
-    for tensor in signature.outputs:
-        for axis in (*tensor.head, *tensor.tail):
-            for name in axis:
-                if name not in known and not pinned(name):
-                    raise RuleError(f"signature {text!r}: output axis '{name}' is not an axis of any input")
+    known = {name for tensor in signature.inputs for name in tensor.names()}
+    for name in [name for tensor in signature.outputs for name in tensor.names()]:
+        if name not in known and not pinned(name):
+            raise RuleError(f"signature {text!r}: output axis '{name}' is not an axis of any input")
     return signature
 
 

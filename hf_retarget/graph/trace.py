@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,8 @@ Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 def trace(model: nn.Module, example_input: Example | None = None) -> PermutationGraph:
     """Derive which axes of a model may be permuted together without changing its function.
 
-    The model itself is not touched: not its mode, its devices, its caches or its gradients. Weights are not copied,
-    and may be on the meta device. The example input of a timm model is found by itself.
+    The model itself stays as it is: its mode, devices, caches and gradients. Weights are not copied, and may be on the
+    meta device. For a timm model, the example input is made from its configuration.
 
     Example:
         >>> from torch import nn
@@ -74,52 +74,47 @@ def _timm_example(model: nn.Module) -> Tensor:
             "pass example_input=, one tensor, a tuple or a mapping as the model's forward expects it"
         )
     channels, height, width = config["input_size"]
-    channels = getattr(model, "in_chans", None) or _first_channels(model) or channels
+    first = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    channels = getattr(model, "in_chans", None) or first or channels
     patches = getattr(model, "patch_embed", None)
     height, width = getattr(patches, "img_size", None) or (height, width)
     # Two images, so that the batch is not mistaken for an axis of one element.
     return torch.zeros(2, int(channels), int(height), int(width))
 
 
-def _first_channels(model: nn.Module) -> int | None:
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            return module.in_channels
-    return None
-
-
 def _weightless(model: nn.Module) -> nn.Module:
     """A copy whose parameters and floating-point buffers have shapes but no memory of their own.
 
-    `torch.empty` asks for pages that nobody ever writes to, and is unlike the meta device a real CPU tensor, so
-    that it meets real constants without trouble. Other buffers are copied: their values may decide (indices, masks).
+    `torch.empty` reserves memory that is never written to. Unlike a tensor on the meta device it is a real CPU tensor,
+    which can be combined with constants. Other buffers are copied, because their values may matter (indices, masks).
     """
-    persistent = set(model.state_dict(keep_vars=True))
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        # Gradients are wanted, or attention layers take a fused path that hides their structure.
-        grad = parameter.is_floating_point()
-        memo[id(parameter)] = nn.Parameter(_empty(parameter), requires_grad=grad)
-    for name, buffer in model.named_buffers():
-        if name in persistent and buffer.is_floating_point():
-            memo[id(buffer)] = _empty(buffer)
-        elif not buffer.is_meta:
-            memo[id(buffer)] = buffer.detach().cpu().clone()
-        else:
-            memo[id(buffer)] = _empty(buffer)
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and id(value) not in memo:
-                memo[id(value)] = (
-                    value.detach().cpu().clone()
-                )  # a plain attribute, perhaps computed: not copyable as it is
-    twin = copy.deepcopy(model, memo)
+    state = model.state_dict(keep_vars=True).values()
+    weights = {id(value) for value in state if value.is_floating_point()} | set(map(id, model.parameters()))
+
+    def empty_or_copy(tensor: Tensor) -> Tensor:
+        if id(tensor) in weights or tensor.is_meta:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return tensor.detach().cpu().clone()
+
+    twin = copy_model(model, empty_or_copy)
     clear_caches(twin)
     return twin
 
 
-def _empty(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+def copy_model(model: nn.Module, copy_tensor: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of a model that has, for each tensor, what `copy_tensor` makes of it.
+
+    Tensors that are plain attributes of modules are included: they may be computed, which `deepcopy` refuses.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        # Without gradients, attention layers would take a fused path that hides their structure.
+        memo[id(parameter)] = nn.Parameter(copy_tensor(parameter), requires_grad=parameter.is_floating_point())
+    attributes = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    for tensor in (*model.buffers(), *attributes):
+        if id(tensor) not in memo:
+            memo[id(tensor)] = copy_tensor(tensor)
+    return copy.deepcopy(model, memo)
 
 
 def clear_caches(model: nn.Module) -> None:
@@ -132,9 +127,9 @@ def clear_caches(model: nn.Module) -> None:
 
 
 class _Decisions(TorchFunctionMode):
-    """Writes down, or dictates, how every `if tensor:` of a model turns out.
+    """Records, or dictates, the outcome of every `if tensor:` in a model.
 
-    Export runs on tensors without values and cannot take such a decision, even where it follows from shapes alone.
+    Export runs on tensors without values and cannot decide, even where the outcome follows from shapes alone.
     """
 
     def __init__(self, dictated: Sequence[bool] | None = None) -> None:
@@ -180,7 +175,7 @@ def _random(inputs: Any, scale: float) -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    # A failed export writes the whole graph to the log before it raises; we say what is to be said ourselves.
+    # A failed export logs the whole graph before it raises; our error says what matters.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -19,11 +18,11 @@ from torch.utils import _pytree as pytree
 from hf_retarget.errors import TraceError
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph
-from hf_retarget.graph.trace import Example, clear_caches, example_arguments
+from hf_retarget.graph.trace import Example, clear_caches, copy_model, example_arguments
 
 _ULP = 2.0**-52
 _MOST_NOISE = 1e-6
-"""A noise floor above this excuses nothing."""
+"""The highest noise floor that is taken into account."""
 _EFFECT = 1e3
 """A control must change the output by this many times what the permutation itself did."""
 
@@ -37,12 +36,12 @@ class NegativeControl:
     error: float
     effective: bool
     silent: bool = False
-    """The tensor does not matter at all: even other random values leave the output as it is, so nothing can be told."""
+    """Whether the tensor does not matter: even other random values leave the output as it is, so it proves nothing."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What running a model with permuted weights has shown.
+    """The result of running a model with permuted weights.
 
     `error` is the largest deviation of any output tensor over all drawn permutations, relative to the largest element
     of that tensor; `noise_floor` is what a last-bit change of the weights does to the same output.
@@ -105,9 +104,9 @@ def verify(
 ) -> Verification:
     """Run the model on random weights, permuted and not, and compare.
 
-    The model is not touched: a float64 copy gets random parameters and buffers, so that zero-initialised gammas, unit
+    The model stays as it is: a float64 copy gets random parameters and buffers, so that zero-initialised gammas, unit
     variances or empty position tables cannot hide a mistake. For `controls` groups (None: all) one tensor is permuted
-    without the rest of its group.
+    without the rest of its group, which must change the output.
 
     Example:
         >>> from torch import nn
@@ -138,7 +137,7 @@ class _Probe:
         self.generator = torch.Generator().manual_seed(seed)
         self.twin = _double(model).eval()
         self.parameters = {name for name, _ in self.twin.named_parameters()}
-        self.state = {name: self._randomise(name, value) for name, value in _untied(self.twin).items()}
+        self.state = {name: self.randomise(name, value) for name, value in _untied(self.twin).items()}
         arguments = example_arguments(model, example_input)
         self.arguments: Any = pytree.tree_map_only(Tensor, self._random_input, arguments)
         self.output = self._run(self.state)
@@ -175,10 +174,6 @@ class _Probe:
         ]
         return max((error if error == error else float("inf") for error in errors), default=0.0)
 
-    def redrawn(self, name: str) -> Tensor:
-        """Other random values for one tensor."""
-        return self._randomise(name, self.state[name])
-
     def noise(self) -> float:
         """What a change of every weight in its last bit does."""
         return self.deviation(
@@ -194,11 +189,12 @@ class _Probe:
     def _random_input(self, example: Tensor) -> Tensor:
         return self._normal(example.shape) if example.is_floating_point() else example
 
-    def _randomise(self, name: str, value: Tensor) -> Tensor:
+    def randomise(self, name: str, value: Tensor) -> Tensor:
+        """New random values for one tensor."""
         if value.is_complex():
-            return torch.complex(self._randomise(name, value.real), self._randomise(name, value.imag))
+            return torch.complex(self.randomise(name, value.real), self.randomise(name, value.imag))
         if not value.is_floating_point() or (not value.dim() and name not in self.parameters):
-            return value  # a number that nobody learns has no axis, and may be a bound of another: min < max
+            return value  # a number that is not learned has no axis, and may be a bound of another: min < max
         if value.dim() > 1:
             # Scaled by what one output sums over, so that signals neither vanish nor explode through the layers.
             fan_in = value[0].numel() if value.shape[0] > 1 else 4
@@ -217,27 +213,23 @@ def _untied(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _double(model: nn.Module) -> nn.Module:
-    # The weights of the copy are never read, since every run brings its own: untouched memory costs nothing.
-    state = model.state_dict(keep_vars=True).values()
-    own = {id(value) for value in state if value.is_floating_point() or value.is_complex()}
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(_to_double(parameter, id(parameter) in own), requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = _to_double(buffer, id(buffer) in own and buffer.dim() > 0)
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and id(value) not in memo:
-                memo[id(value)] = _to_double(value)
-    return copy.deepcopy(model, memo)
+    # The weights of the copy are never read, since every run brings its own: untouched memory costs nothing. A buffer
+    # that is a single number keeps its value.
+    own = {id(value) for value in model.state_dict(keep_vars=True).values() if value.dim() or value.requires_grad}
 
+    def to_double(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().cpu().clone()
+        precise = torch.complex128 if tensor.is_complex() else torch.float64
+        if id(tensor) in own:
+            return torch.empty(tensor.shape, dtype=precise)
+        return (
+            torch.zeros(tensor.shape, dtype=precise)
+            if tensor.is_meta
+            else tensor.detach().to("cpu", precise, copy=True)
+        )
 
-def _to_double(tensor: Tensor, weightless: bool = False) -> Tensor:
-    precise = torch.complex128 if tensor.is_complex() else torch.float64
-    if weightless:
-        return torch.empty(tensor.shape, dtype=precise)
-    tensor = torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor.detach().cpu()
-    return tensor.to(precise) if tensor.is_floating_point() or tensor.is_complex() else tensor.clone()
+    return copy_model(model, to_double)
 
 
 def _real(value: Tensor) -> Tensor:
@@ -302,5 +294,7 @@ def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: fl
         if best[1] > threshold:
             break
     effective = best[1] > threshold
-    silent = not effective and all(probe.deviation({name: probe.redrawn(name)}) <= threshold for name in tensors[:3])
+    silent = not effective and all(
+        probe.deviation({name: probe.randomise(name, probe.state[name])}) <= threshold for name in tensors[:3]
+    )
     return NegativeControl(group.name, *best, effective, silent)

@@ -1,25 +1,32 @@
 """Coordinate descent over groups: one exact assignment at a time, until no group can improve the objective.
 
-A step asks for a permutation relative to the current one; only a step that moves something permutes the pieces it
-touches. A group is looked at again only after a group it shares a piece with has moved.
+A step asks for a permutation relative to the current one, so the gains of exchanging neurons are one product for each
+piece, without looking anything up. These products are kept until a group of the piece moves. A group is looked at
+again only after a group that shares a piece with it has moved.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from hf_retarget.graph.permutation import Permutation
+from hf_retarget.graph.permutation import Permutation, gather
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph
 from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
-from hf_retarget.matching.moved import MovedSource, Moves, is_identity
 from hf_retarget.matching.objective import Compression, Piece, Stacks
 
 _COARSE_FROM = 1 << 22
 """Numbers in the stacks from which a coarse descent goes first."""
+_ROOM = 1 << 30
+"""Bytes for products that are kept until a neighbour moves."""
+
+Moves = dict[str, Tensor]
+"""Permutations relative to the current one, of some groups."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ def descend(
 
 
 def _levels(stacks: Stacks) -> list[Stacks]:
-    # An outline, where a sweep costs a fraction, if that is worth while, and the stacks themselves.
+    # The stacks themselves, and before them an outline, where a sweep costs a fraction, if that is worthwhile.
     if stacks.elements < _COARSE_FROM:
         return [stacks]
     outline = stacks.compressed(Compression())
@@ -74,7 +81,7 @@ def _levels(stacks: Stacks) -> list[Stacks]:
 
 
 def _guess(stacks: Stacks) -> Permutation:
-    # Where a descent begins if nobody says: at the identity, or at a guess if that is better.
+    # The start of a descent that is given none: the identity, or a guess if that is better.
     identity = stacks.graph.identity()
     descent = _Descent(stacks, identity, seed=0)
     before = descent.source.objective()
@@ -93,7 +100,7 @@ def _refine(levels: list[Stacks], start: Permutation, seed: int, max_sweeps: int
 
 
 class _Descent:
-    """The state of one descent: the current permutation and the source as it is permuted by it."""
+    """The state of one descent: the current permutation, and the source permuted by it."""
 
     def __init__(self, stacks: Stacks, start: Permutation, seed: int, *, coarse: bool = False) -> None:
         self.graph = stacks.graph
@@ -124,7 +131,7 @@ class _Descent:
                 if moves:
                     moved += 1
                     objective += gain
-                    settled = not any(self._twice(name) for name in moves)  # a quadratic step may go on
+                    settled = not any(self._twice(name) for name in moves)  # a quadratic step may be repeated
                     due |= self._apply(moves) - ({number} if settled else set())
             sweeps.append(Sweep(objective, len(order), moved, self.coarse))
             if objective - before <= tolerance * scale:
@@ -133,10 +140,10 @@ class _Descent:
         return Match(permutation, self.source.objective(), tuple(sweeps))
 
     def guess(self) -> None:
-        """Solve group by group, each from those pieces only whose other groups are solved already (or that have none).
+        """Solve group by group, each only from pieces that have no other groups, or whose other groups are solved.
 
-        What is matched against neighbours that are still in the wrong order is noise, and a descent that begins with
-        it ends in a worse optimum. The next group is the one about which most is known.
+        Neighbours that are still in the wrong order are noise, and a descent that begins with noise ends in a worse
+        optimum. The next group is the one about which most is known.
         """
         weight = [self.source.scale(number) for number in range(len(self.pieces))]
         touching, known, waiting = self.touching, set[str](), list(self.units)
@@ -170,12 +177,12 @@ class _Descent:
             moves, gain = self._solve_nested(unit)
         else:
             moves, gain = self._solve_one(unit.group)
-        moves = {name: index for name, index in moves.items() if not is_identity(index)}
+        moves = {name: index for name, index in moves.items() if not _is_identity(index)}
         if moves and any(self._twice(name) for name in moves):
             # A group that a tensor has twice makes the step quadratic: its gain was only a linear guess.
             numbers = sorted({number for name in moves for number in self.touching[name]})
             gain = sum(self.source.try_out(number, moves) for number in numbers)
-        return (moves, gain) if gain > 1e-9 * scale else ({}, 0.0)  # less could be made by rounding
+        return (moves, gain) if gain > 1e-9 * scale else ({}, 0.0)  # less could be rounding
 
     def _solve_one(self, group: Group) -> tuple[Moves, float]:
         gains = np.zeros((*group.blocks, group.size, group.size), np.float64)
@@ -208,7 +215,7 @@ class _Descent:
         return {name: torch.from_numpy(index) for name, index in moves.items()}, best - stay
 
     def _apply(self, moves: Moves) -> set[int]:
-        # Move the source along, and tell which units have a neighbour that moved.
+        # Moves the source, too, and returns the units that have a neighbour that moved.
         for group in self.graph.groups:
             if group.name in moves or any(outer in moves for outer in group.outer):
                 self.indices[group.name] = self.graph.compose_group(group, self.indices, moves)
@@ -270,3 +277,96 @@ def units(graph: PermutationGraph, pieces: list[Piece]) -> list[Unit]:
 
 def _meet(one: Group, other: Group, pieces: list[Piece]) -> bool:
     return any({one.name, other.name} <= piece.groups for piece in pieces)
+
+
+# ---- the source as it is permuted so far
+
+
+class MovedSource:
+    """Both sides of the stacks, piece by piece; the source in the current order of its neurons."""
+
+    def __init__(self, stacks: Stacks, start: Permutation) -> None:
+        self.weights = stacks.weights()
+        self.constant = stacks.constant
+        self.pieces = list(stacks.pieces.values())
+        moved = {name: index for name, index in start.indices.items() if not _is_identity(index)}
+        self.source = [gather(piece.source, piece.factors, moved) for piece in self.pieces]
+        self._known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in self.pieces]
+        self._room = _ROOM
+
+    def objective(self) -> float:
+        """⟨target, π source⟩ as it is now."""
+        return self.constant + sum(self._value(number, source) for number, source in enumerate(self.source))
+
+    def scale(self, number: int) -> float:
+        """What a piece would add to the objective if it were matched perfectly."""
+        piece = self.pieces[number]
+        return self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm())
+
+    def gains(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+        """What a piece adds to the objective if the source's neuron j goes to i, for each index of the batch axes."""
+        known = self._known[number].get(axes)
+        if known is None:
+            piece = self.pieces[number]
+            known = self._product(piece, piece.target, self.source[number], batch, axes)
+            if self._room >= known.nbytes:
+                self._room -= known.nbytes
+                self._known[number][axes] = known
+        return known
+
+    def _product(
+        self, piece: Piece, target: Tensor, source: Tensor, batch: tuple[int, ...], axes: tuple[int, ...]
+    ) -> np.ndarray:
+        # gains[batch, i, j] = ⟨target at i, source at j⟩ along some axes of a piece, for each index of the batch axes
+        rest = [i for i in range(target.dim()) if i not in (*batch, *axes)]
+        order = [*batch, *axes, *rest]
+        rows = math.prod(target.shape[i] for i in batch)
+        length = math.prod(target.shape[i] for i in axes)
+        ours, theirs = (side.permute(order).reshape(rows, length, -1) for side in (target, source))
+        gains = torch.bmm(ours, theirs.transpose(1, 2)) if batch else (ours[0] @ theirs[0].T)
+        product: np.ndarray = (self.weights[piece.tensor] * gains).cpu().numpy()
+        return product
+
+    def try_out(self, number: int, moves: Moves) -> float:
+        """By how much a piece would change the objective if some groups moved."""
+        moved = gather(self.source[number], self.pieces[number].factors, moves)
+        return self._value(number, moved) - self._value(number, self.source[number])
+
+    def _value(self, number: int, source: Tensor) -> float:
+        piece = self.pieces[number]
+        return self.weights[piece.tensor] * float(torch.dot(piece.target.flatten(), source.flatten()))
+
+    def move(self, number: int, moves: Moves) -> None:
+        """Permute a piece; its products are permuted with it, corrected by what has changed, or forgotten."""
+        piece, source = self.pieces[number], self.source[number]
+        moved = [i for i, factor in enumerate(piece.factors) if factor.group in moves]
+        plain = len(moved) == 1 and not piece.factors[moved[0]].outer
+        index = moves[piece.factors[moved[0]].group or ""] if plain else None
+        changes = None if index is None else self._exchange(number, moved[0], index)
+        if changes is None:
+            self.source[number] = gather(source, piece.factors, moves)
+        for axes, gains in list(self._known[number].items()):
+            outer = piece.factors[axes[0]].outer
+            if index is not None and axes == (moved[0],):
+                self._known[number][axes] = np.take(gains, index.numpy(), axis=-1)
+            elif changes is not None and moved[0] not in (*axes, *outer):
+                gains += self._product(piece, *changes, outer, axes)
+            else:
+                self._room += gains.nbytes
+                del self._known[number][axes]
+
+    def _exchange(self, number: int, axis: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
+        # Where few elements change places, only these are touched. Returns the target there, and the source's change.
+        changed = (index != torch.arange(len(index))).nonzero()[:, 0]
+        if 2 * len(changed) > len(index):
+            return None
+        piece, source = self.pieces[number], self.source[number]
+        old, new = source.index_select(axis, changed), source.index_select(axis, index[changed])
+        if source.data_ptr() == piece.source.data_ptr():
+            source = self.source[number] = source.clone()  # the stacks are not ours
+        source.index_copy_(axis, changed, new)
+        return piece.target.index_select(axis, changed), new.sub_(old)
+
+
+def _is_identity(index: Tensor) -> bool:
+    return bool((index == torch.arange(index.shape[-1])).all())

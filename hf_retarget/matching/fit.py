@@ -1,4 +1,4 @@
-"""How well a permutation fits: cosines between what it carries over and what is there, as a whole and by group."""
+"""How well a permutation fits: cosines between the permuted source and the target, as a whole and by group."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_retarget.graph.layout import gather
-from hf_retarget.graph.permutation import Permutation
+from hf_retarget.graph.permutation import Permutation, gather
 from hf_retarget.matching.objective import Stacks, Tensors
 
 
 @dataclass(frozen=True)
 class GroupFit:
-    """One group: how large it is, the share of its neurons that were moved, and how well its tensors agree.
+    """One group: its size, the share of its neurons that were moved, and how well its tensors agree.
 
     `before` and `after` are cosines over all tensors that have an axis of the group, with no neuron moved and with
-    all groups moved. Neighbours share tensors, so they share the credit, too. None where there is nothing to compare.
+    all groups moved; None where there is nothing to compare. Neighbouring groups share tensors, and so the credit.
     """
 
     name: str
@@ -31,7 +30,7 @@ class GroupFit:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a search for a permutation was worth: ⟨target, source⟩, ⟨target, π source⟩, and what would be perfect."""
+    """What a permutation is worth: ⟨target, source⟩, ⟨target, π source⟩, and what a perfect match would reach."""
 
     identity: float
     matched: float
@@ -40,14 +39,14 @@ class Fit:
 
 
 class Cosines(NamedTuple):
-    """How much alike both sides are at one step: what the method rests on, and whether it holds."""
+    """How similar both sides are at one step, which is the assumption behind the method."""
 
     before: float | None
-    """No neuron moved."""
+    """With no neuron moved."""
     unseen: float | None
-    """Moved as the steps before would have it, which have not seen these gradients."""
+    """With the permutation of the previous step, which was found without these gradients."""
     after: float | None
-    """Moved as this step has it, which has been found with them."""
+    """With the permutation of this step, which was found with them."""
 
 
 def cosine(target: Tensors, source: Tensors) -> float | None:

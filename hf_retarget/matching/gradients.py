@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,9 +51,9 @@ def cross_entropy(output: Tensor, targets: Tensor, label_smoothing: float = 0.0)
 
 @contextmanager
 def matching_mode(model: nn.Module) -> Iterator[None]:
-    """Dropout and drop-path off, BatchNorm on the statistics of the batch, and everything as it was afterwards.
+    """Turn dropout and drop-path off, let BatchNorm use the statistics of the batch, and restore everything afterwards.
 
-    BatchNorm without running statistics uses those of the batch in evaluation mode too, so they are simply taken away.
+    Without running statistics, BatchNorm uses those of the batch in evaluation mode, too, so they are simply removed.
     """
     modes = [(module, module.training) for module in model.modules()]
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -74,8 +74,8 @@ def matching_mode(model: nn.Module) -> Iterator[None]:
 class Gradients:
     """Computes averaged gradients of one model at any weights.
 
-    With several processes (an `accelerate.Accelerator` under torchrun) each takes its share of the minibatches; sums
-    are kept in float64, so that the average does not depend on who computed what.
+    With several processes (an `accelerate.Accelerator` under torchrun) each takes its share of the minibatches. Sums
+    are kept in float64, so that the average does not depend on how the minibatches were shared.
     """
 
     model: nn.Module
@@ -92,10 +92,10 @@ class Gradients:
 
         Only one is held at a time, if `batches` makes them as they are asked for.
         """
-        device = self.accelerator.device if self.accelerator else torch.device("cpu")
-        rank, processes = (
-            (self.accelerator.process_index, self.accelerator.num_processes) if self.accelerator else (0, 1)
-        )
+        device, rank, processes = torch.device("cpu"), 0, 1
+        if self.accelerator:
+            device = self.accelerator.device
+            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         wanted = [name for name, _ in self.model.named_parameters()]
         if absent := [name for name in wanted if name not in weights]:
             raise MatchError(f"the weights lack '{absent[0]}' ({len(absent)} of {len(wanted)} parameters are missing)")
@@ -110,9 +110,8 @@ class Gradients:
         clear_caches(self.model)
         if not seen:
             raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
-        for name in wanted:
-            if self.accelerator is not None and processes > 1:
-                sums[name] = self.accelerator.reduce(sums[name], "sum")
+        if self.accelerator and processes > 1:
+            sums = {name: self.accelerator.reduce(added, "sum") for name, added in sums.items()}
         found = {name: (added / seen).float().cpu() for name, added in sums.items()}
         if broken := next((name for name, gradient in found.items() if not gradient.isfinite().all()), None):
             raise NotFiniteError(f"the gradient of '{broken}' is NaN or infinite")
@@ -127,15 +126,12 @@ class Gradients:
         for start in range(0, size, step):
             part, answers = inputs[start : start + step].to(device), labels[start : start + step].to(device)
             clear_caches(self.model)  # what some models remember of other weights, graph and all
-            with self._precision():
+            with self.accelerator.autocast() if self.accelerator else nullcontext():
                 loss = self.loss(functional_call(self.model, leaves, (part,)), answers)
             grads = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
             for name, grad in zip(wanted, grads, strict=True):
                 if grad is not None:
                     sums[name] += grad.double() * (len(answers) / size)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return self.accelerator.autocast() if self.accelerator else nullcontext()
 
 
 @dataclass(frozen=True)

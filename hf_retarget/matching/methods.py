@@ -1,7 +1,6 @@
 """The methods: each takes a problem and the state after s − 1 steps, and returns the state after s.
 
-They are registered in `hf_retarget/contenders.py`. A state is used up by the next step: its stacks grow in place, since
-two copies of them may not fit into memory.
+They are registered in `hf_retarget/contenders.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hf_retarget.contenders import find_contender, method_names
 from hf_retarget.errors import MatchError
@@ -75,15 +73,21 @@ def _cosines(problem: Problem, state: State, found: Match, target: Tensors, sour
 
 def fgmt(problem: Problem, state: State) -> State:
     """Fast gradient matching along the trajectory: one new pair of gradients a step, all pairs matched."""
+    found, cosines, _ = _match_gradients(problem, state)
+    return _port(problem, state, found, cosines)
+
+
+def _match_gradients(problem: Problem, state: State) -> tuple[Match, Cosines, Tensors]:
+    # Also returns the new gradient of the target.
     step = state.step + 1
     target, source = problem.gradient_at(state.weights, step), problem.source_gradient(step)
     state.stacks.add(target, source)
     found = problem.solve(state.stacks, state.permutation)
-    return _port(problem, state, found, _cosines(problem, state, found, target, source))
+    return found, _cosines(problem, state, found, target, source), target
 
 
 def gmt(problem: Problem, state: State) -> State:
-    """Gradient matching along the trajectory: every step takes all gradients anew, where the permutation now leads."""
+    """Gradient matching along the trajectory: every step takes all gradients again, where the permutation now leads."""
     stacks = problem.new_stacks()
     for step in range(1, state.step + 2):
         delta = problem.trajectory.delta(step - 1)
@@ -96,12 +100,9 @@ def gmt(problem: Problem, state: State) -> State:
 
 def fgmt_sign(problem: Problem, state: State) -> State:
     """FGMT, but of each step only the entries that go downhill for the target are taken."""
-    step = state.step + 1
-    downhill, source = problem.gradient_at(state.weights, step), problem.source_gradient(step)
-    state.stacks.add(downhill, source)
-    found = problem.solve(state.stacks, state.permutation)
-    weights = _step_downhill(problem, state, found.permutation, downhill)
-    return _state(step, weights, state.stacks, found, _cosines(problem, state, found, downhill, source))
+    found, cosines, gradient = _match_gradients(problem, state)
+    weights = _step_downhill(problem, state, found.permutation, gradient)
+    return _state(state.step + 1, weights, state.stacks, found, cosines)
 
 
 def naive_sign(problem: Problem, state: State) -> State:
@@ -114,11 +115,10 @@ def naive_sign(problem: Problem, state: State) -> State:
 def _step_downhill(problem: Problem, state: State, permutation: Permutation, gradient: Tensors) -> Tensors:
     before, after = problem.trajectory.delta(state.step), problem.trajectory.delta(state.step + 1)
     moves = problem.graph.apply(permutation, {name: after[name] - before[name] for name in after})
-    return {name: weight + _agreeing(moves[name], gradient.get(name)) for name, weight in state.weights.items()}
-
-
-def _agreeing(move: Tensor, gradient: Tensor | None) -> Tensor:
-    return move if gradient is None else torch.where(torch.sign(move) == -torch.sign(gradient), move, 0.0)
+    for name, move in moves.items():
+        if name in gradient:
+            moves[name] = torch.where(torch.sign(move) == -torch.sign(gradient[name]), move, 0.0)
+    return {name: weight + moves[name] for name, weight in state.weights.items()}
 
 
 def naive(problem: Problem, state: State) -> State:
@@ -127,7 +127,7 @@ def naive(problem: Problem, state: State) -> State:
 
 
 def oracle(problem: Problem, state: State) -> State:
-    """The permutation between the fine-tuning and the real fine-tuning of the target, for those who have it."""
+    """The permutation between the fine-tuning and the real fine-tuning of the target, if there is one."""
     if problem.tuned_target is None:
         raise MatchError("the method 'oracle' needs the real fine-tuning of the target (tuned_target=)")
     real = {name: problem.tuned_target[name] - start for name, start in problem.target.items()}

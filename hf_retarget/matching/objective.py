@@ -1,10 +1,9 @@
 """What is maximised: Σ ⟨target, π source⟩ over all tensors and steps, kept as two stacks.
 
-The steps of a trajectory are one more axis that nothing permutes, like the axes of a kernel. So each block of a tensor
+The steps of a trajectory are one more axis that is never permuted, like the axes of a kernel. So each block of a tensor
 is kept as a *piece*: its groups' axes first, and all the rest (kernel × steps) as one last axis. That last axis may be
-rotated freely, because both sides share it: compression keeps the directions that carry the energy. What is lost
-is orthogonal to what is kept, so whatever the permutation, the objective is off by at most ‖a⊥‖·‖b⊥‖; `bound` adds
-these up.
+rotated freely, because both sides share it: compression keeps the directions that carry the energy. What is lost is
+orthogonal to what is kept, so for any permutation the objective is off by at most ‖a⊥‖·‖b⊥‖; `bound` adds these up.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import MatchError, TensorMismatchError
-from hf_retarget.graph.layout import Block, Factor
+from hf_retarget.graph.permutation import Block, Factor
 from hf_retarget.graph.permutation_graph import PermutationGraph
 
 Tensors = Mapping[str, Tensor]
@@ -39,7 +38,7 @@ class Compression:
 
 @dataclass
 class Piece:
-    """One block of one tensor: both sides as `[groups' axes …, rest]`, in parts until somebody asks for the whole."""
+    """One block of one tensor: both sides as `[groups' axes …, rest]`, in parts until the whole is needed."""
 
     tensor: str
     factors: tuple[Factor, ...]
@@ -48,8 +47,8 @@ class Piece:
     targets: list[Tensor] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
     bound: float = 0.0
-    grams: tuple[Tensor, Tensor] | None = None
-    """Of the first part along the last axis, on both sides: known once it was compressed."""
+    grams: tuple[Tensor, ...] | None = None
+    """Gram matrices of the first part along the last axis, one for each side: known once it was compressed."""
 
     @property
     def target(self) -> Tensor:
@@ -152,7 +151,7 @@ class Stacks:
     """The part of the objective that no permutation changes."""
     pieces: dict[tuple[str, int], Piece] = field(default_factory=dict)
 
-    def add(self, target: Tensors, source: Tensors, weight: float = 1.0) -> None:
+    def add(self, target: Tensors, source: Tensors) -> None:
         """Add one pair: gradients, weights or deltas of the target and the source.
 
         Tensors that only one side has are an error; those that neither has (frozen parameters) do not count.
@@ -160,8 +159,6 @@ class Stacks:
         if missing := sorted(set(target) ^ set(source)):
             side = "target" if missing[0] in source else "source"
             raise MatchError(f"'{missing[0]}' is missing on the {side} side ({len(missing)} such tensors)")
-        scale = abs(weight) ** 0.5
-        sign = -1.0 if weight < 0 else 1.0
         for name, ours in target.items():
             theirs = source[name]
             layout = self.graph.layouts.get(self.graph.tied.get(name, name))
@@ -170,7 +167,7 @@ class Stacks:
             for side, tensor in (("target", ours), ("source", theirs)):
                 _valid(name, side, tensor, layout.shape)
             for number, block in enumerate(layout.blocks):
-                self._extend(name, number, block, _scaled(ours, sign * scale), _scaled(theirs, scale))
+                self._extend(name, number, block, ours, theirs)
         self.steps += 1
 
     def _extend(self, name: str, number: int, block: Block, target: Tensor, source: Tensor) -> None:
@@ -216,19 +213,14 @@ class Stacks:
         return {name: 1.0 / ((a * b) ** 0.5) if a and b else 0.0 for name, (a, b) in norms.items()}
 
 
-def _scaled(tensor: Tensor, by: float) -> Tensor:
-    return tensor.clone() if by == 1.0 else tensor * by  # a copy either way: the caller may go on with his
-
-
 def _valid(name: str, side: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
         raise TensorMismatchError(
             f"'{name}' of the {side} has shape {list(tensor.shape)}, the graph expects {list(shape)}"
         )
-    if not math.isfinite(float(tensor.sum())):  # one pass; NaN and infinity survive a sum
-        bad = int((~torch.isfinite(tensor)).sum())
-        if not bad:
-            return  # finite, only the sum was too large
+    if math.isfinite(float(tensor.sum())):  # one pass; NaN and infinity survive a sum
+        return
+    if bad := int((~torch.isfinite(tensor)).sum()):  # or only the sum was too large
         raise MatchError(
             f"'{name}' of the {side} has {bad} values that are NaN or infinite; "
             "check the weights it was computed with, or use a higher precision"
@@ -248,7 +240,7 @@ def _factors(block: Block) -> tuple[Factor, ...]:
 
 
 def _arrange(block: Block, tensor: Tensor) -> Tensor:
-    view = block.view(tensor.detach().float().contiguous())
+    view = block.view(tensor.detach().clone().float().contiguous())  # a copy, as the caller may change the original
     kept = _kept(block)
     rest = [place for place in range(view.dim()) if place not in kept]
     sizes = [view.shape[place] for place in kept]

@@ -1,10 +1,9 @@
-"""What is to be matched, and how far a matching has come: a problem, and a state that can be saved after any step."""
+"""The problem of matching two models, and its state, which can be saved after any step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -30,14 +29,12 @@ _FORMAT = "hf-retarget/matching-state/1"
 
 @dataclass(frozen=True)
 class MatchOptions:
-    """How the assignment is searched."""
+    """How the permutation is searched."""
 
     seed: int = 0
     restarts: int = 1
     start: str = "restart"
-    """`restart` begins every step at the identity, `warm` at the permutation of the step before."""
-    max_sweeps: int = 100
-    tolerance: float = 1e-5
+    """`restart` begins every step at the identity, `warm` at the permutation of the previous step."""
     normalise: bool = False
     """Let all tensors count alike, instead of by their norm."""
     compression: Compression | None = None
@@ -85,16 +82,9 @@ class Problem:
     def solve(self, stacks: Stacks, current: Permutation) -> Match:
         """The best permutation for the stacks."""
         options = self.options
-        search = partial(
-            descend,
-            stacks,
-            current if options.start == "warm" else None,
-            seed=options.seed,
-            restarts=options.restarts,
-            max_sweeps=options.max_sweeps,
-            tolerance=options.tolerance,
-        )
-        (found,) = self.progress.track((search() for _ in range(1)), "searching the permutation")
+        for _ in self.progress.track([stacks], "searching the permutation"):
+            start = current if options.start == "warm" else None
+            found = descend(stacks, start, seed=options.seed, restarts=options.restarts)
         return found
 
     def new_stacks(self) -> Stacks:
@@ -102,9 +92,12 @@ class Problem:
         return Stacks(self.graph, self.options.compression, self.options.normalise)
 
 
-@dataclass(frozen=True)
+@dataclass
 class State:
-    """What is known after some steps: enough to go on as if nothing had happened."""
+    """A matching after some steps: all that is needed to continue it.
+
+    The next step uses a state up, because its stacks grow in place: two copies of them may not fit into memory.
+    """
 
     step: int
     permutation: Permutation
@@ -114,9 +107,9 @@ class State:
     objective: float = 0.0
     sweeps: int = 0
     objectives: tuple[float, ...] = ()
-    """The objective after each sweep of this step; of the leading directions only while a coarse descent goes first."""
+    """The objective after each sweep of this step; in a coarse descent, of the leading directions only."""
     cosines: Cosines | None = None
-    """Of what was new at this step, say of the two newest gradients."""
+    """Of what was new at this step, such as the two newest gradients."""
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, wholly or not at all."""
@@ -150,16 +143,14 @@ class State:
         except OSError as error:
             raise MatchError(f"cannot read a matching state from '{path}': {error}") from error
         if facts.get("format") != _FORMAT or facts.get("fingerprint") != graph.fingerprint:
-            raise MatchError(f"'{path}' is not a matching state of this graph; remove it to start anew")
+            raise MatchError(f"'{path}' is not a matching state of this graph; remove it to start again")
         compression = Compression(**facts["compression"]) if facts["compression"] else None
         stacks = Stacks(graph, compression, facts["normalise"], facts["steps"], facts["constant"])
         for number, (name, block, each, bound) in enumerate(facts["pieces"]):
+            target, source = tensors[f"target/{number}"], tensors[f"source/{number}"]
+            grams = tuple(tensors[f"gram/{number}/{side}"] for side in (0, 1) if f"gram/{number}/{side}" in tensors)
             factors = stacks.factors(name, block)
-            sides = tensors[f"target/{number}"], tensors[f"source/{number}"]
-            grams = (
-                (tensors[f"gram/{number}/0"], tensors[f"gram/{number}/1"]) if f"gram/{number}/0" in tensors else None
-            )
-            stacks.pieces[name, block] = Piece(name, factors, each, [sides[0]], [sides[1]], bound, grams)
+            stacks.pieces[name, block] = Piece(name, factors, each, [target], [source], bound, grams or None)
         indices = {group.name: tensors[f"permutation/{group.name}"] for group in graph.groups}
         weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
         permutation = Permutation(graph.fingerprint, indices)

@@ -91,12 +91,8 @@ class CheckpointTrajectory:
         if step == 0:
             return {name: start.new_zeros(start.shape) for name, start in self.source.items()}
         weights = self._read(self.checkpoints[step - 1])
-        same_tensors(
-            self.source,
-            {name: weights[name] for name in self.source if name in weights},
-            "source",
-            f"checkpoint {step}",
-        )
+        known = {name: weights[name] for name in self.source if name in weights}
+        same_tensors(self.source, known, "source", f"checkpoint {step}")
         return {name: weights[name] - start for name, start in self.source.items()}
 
     def _read(self, checkpoint: Tensors | str | Path) -> Tensors:
@@ -106,13 +102,11 @@ class CheckpointTrajectory:
             found, _ = load_tensors(checkpoint)
         except OSError as error:
             raise MatchError(f"cannot read the checkpoint '{checkpoint}': {error}") from error
-        if broken := next((name for name, tensor in found.items() if not _is_sound(tensor)), None):
+        if broken := next(
+            (name for name, each in found.items() if each.is_complex() or not each.isfinite().all()), None
+        ):
             raise MatchError(f"'{broken}' in the checkpoint '{checkpoint}' is not made of finite real numbers")
         return found
-
-
-def _is_sound(tensor: Tensor) -> bool:
-    return not tensor.is_complex() and bool(tensor.isfinite().all())
 
 
 def transplant(
@@ -126,14 +120,13 @@ def transplant(
 
 def same_tensors(ours: Tensors, theirs: Tensors, our_name: str, their_name: str) -> None:
     """Check that two sides have the same tensors, and name the first that differs."""
-    for name in ours:
+    for name in (*ours, *theirs):
         if name not in theirs:
             raise TensorMismatchError(f"'{name}' is in the {our_name} weights but not in the {their_name} weights")
+        if name not in ours:
+            raise TensorMismatchError(f"'{name}' is in the {their_name} weights but not in the {our_name} weights")
         if ours[name].shape != theirs[name].shape:
             raise TensorMismatchError(
                 f"'{name}' has shape {list(ours[name].shape)} in the {our_name} weights, "
                 f"but {list(theirs[name].shape)} in the {their_name} weights"
             )
-    for name in theirs:
-        if name not in ours:
-            raise TensorMismatchError(f"'{name}' is in the {their_name} weights but not in the {our_name} weights")

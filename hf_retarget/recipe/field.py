@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -50,8 +49,7 @@ class Field:
     def words(self) -> str:
         """What a value must be, in words."""
         words = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
-        limits = {word: getattr(self, name) for name, (word, _) in _LIMITS.items()}
-        words += "".join(f", {word} {limit:g}" for word, limit in limits.items() if limit is not None)
+        words += "".join(f", {word} {limit:g}" for word, _, limit in self._limits())
         return words + (", or null" if self.optional else "")
 
     def flag(self, plain: str = "port") -> str:
@@ -64,8 +62,10 @@ class Field:
         if value is None and self.optional:
             return None
         try:
-            read = _READERS[self.type](value)
-            if (self.choices and read not in self.choices) or not self._within(read):
+            read = _convert(value, self.type)
+            if self.choices and read not in self.choices:
+                raise ValueError
+            if not all(holds(read, limit) for _, holds, limit in self._limits()):
                 raise ValueError
         except ValueError:
             hint = nearest(value, self.choices)
@@ -82,24 +82,13 @@ class Field:
             return self.read(int(text))
         return self.read(text)
 
-    def _within(self, value: Any) -> bool:
-        limits = [(getattr(self, name), holds) for name, (_, holds) in _LIMITS.items()]
-        return all(holds(value, limit) for limit, holds in limits if limit is not None)
+    def _limits(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
+        limits = [(word, holds, getattr(self, name)) for name, (word, holds) in _LIMITS.items()]
+        return [each for each in limits if each[2] is not None]
 
 
-def fields_of(options: type, section: str) -> tuple[Field, ...]:
-    """The fields of an options dataclass, whose metadata hold `help`, and if need be `choices` and limits.
-
-    Example:
-        >>> from hf_retarget.recipe.options import PortOptions
-        >>> [field.name for field in fields_of(PortOptions, "port")][:3]
-        ['method', 'trajectory', 'steps']
-    """
-    return _fields_of(options, section)
-
-
-@cache
-def _fields_of(options: Any, section: str) -> tuple[Field, ...]:
+def fields_of(options: Any, section: str) -> tuple[Field, ...]:
+    """The fields of an options dataclass, whose metadata hold `help`, and if need be `choices` and limits."""
     hints = get_type_hints(options)
     found = []
     for each in fields(options):
@@ -123,26 +112,18 @@ def _resolve(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
     return origin or hint, False, ()
 
 
-def _read_exactly(kind: type) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:  # not isinstance: True is no number
-            raise ValueError
+def _convert(value: Any, kind: type) -> Any:
+    """The value as a field of this type has it; a ValueError if it is of another type."""
+    if kind is float:
+        # YAML 1.1 takes 1e-4, without a dot, for a text.
+        if type(value) in (int, float, str) and math.isfinite(float(value)):
+            return float(value)
+    elif kind is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+    elif type(value) is kind:  # not isinstance: True is no number
         return value
-
-    return read
-
-
-def _read_number(value: Any) -> float:
-    # YAML 1.1 takes 1e-4, without a dot, for a text.
-    if type(value) not in (int, float, str) or not math.isfinite(float(value)):
-        raise ValueError
-    return float(value)
-
-
-def _read_texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise ValueError
-    return tuple(value)
+    raise ValueError
 
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
@@ -150,13 +131,6 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "most": ("at most", operator.le),
     "above": ("above", operator.gt),
     "below": ("below", operator.lt),
-}
-_READERS: dict[type, Callable[[Any], Any]] = {
-    str: _read_exactly(str),
-    int: _read_exactly(int),
-    bool: _read_exactly(bool),
-    float: _read_number,
-    tuple: _read_texts,
 }
 _WORDS: dict[type, str] = {
     str: "a text",

@@ -1,4 +1,4 @@
-"""Recipes: everything that fixes one port, as a frozen value; their files, their presets, and what `--data` means."""
+"""Recipes: everything that fixes one port, as a frozen value; their files and presets, and what `--data` means."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ class Recipe:
         for key, value in values.items():
             section, dot, name = key.partition(".")
             if not dot:
-                raise RecipeError(
-                    f"'{key}' does not say its section{nearest(key, _keys())}; write it like 'port.steps'"
-                )
+                hint = nearest(key, [each.key for each in fields()])
+                raise RecipeError(f"'{key}' does not say its section{hint}; write it like 'port.steps'")
             changes.setdefault(section, {})[name] = value
         return self.changed(changes)
 
@@ -83,13 +82,12 @@ class Recipe:
         return cls().changed(document)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, those with their defaults included, as JSON and YAML know them."""
-        return {
-            key: {name: list(v) if isinstance(v, tuple) else v for name, v in value.items()}
-            if key in SECTIONS
-            else value
-            for key, value in asdict(self).items()
-        }
+        """All fields, including those with default values, in types that JSON and YAML have."""
+        document = asdict(self)
+        for section in SECTIONS:
+            for name, value in document[section].items():
+                document[section][name] = list(value) if isinstance(value, tuple) else value
+        return document
 
     def to_yaml(self) -> str:
         """All fields as YAML; `load_recipe` reads it back to the same recipe."""
@@ -98,10 +96,6 @@ class Recipe:
     def save(self, path: str | Path) -> None:
         """Write it as YAML, wholly or not at all."""
         write_text(path, self.to_yaml())
-
-
-def _keys() -> list[str]:
-    return [each.key for each in fields()]
 
 
 def _changed_section(options: Any, section: str, changes: Any) -> Any:
@@ -116,7 +110,7 @@ def _changed_section(options: Any, section: str, changes: Any) -> Any:
             hint = nearest(name, known) or f" (there are {', '.join(known)})"
             raise RecipeError(f"unknown field '{section}.{name}'{hint}")
         values[name] = known[name].read(value)
-    # Steps and epochs both say how long to train: who names one has done with the other.
+    # Steps and epochs both say how long to train, so giving one sets the other to 0.
     if section == "finetune" and len(_LENGTHS & set(values)) == 1:
         values |= dict.fromkeys(_LENGTHS - set(values), 0)
     try:
@@ -129,12 +123,7 @@ def _changed_section(options: Any, section: str, changes: Any) -> Any:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The recipes that come with the package, sorted.
-
-    Example:
-        >>> "cub" in recipe_names()
-        True
-    """
+    """The recipes that come with the package, sorted."""
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
@@ -171,7 +160,7 @@ def choose_recipe(
     preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """The recipe for what a user said: `data` is a recipe's name or file, or any other reference to data.
+    """The recipe that a user asked for: `data` is a recipe's name or file, or any other reference to data.
 
     Data that is no recipe gets the defaults. With `recipe`, `data` replaces its whole data section; to keep splits and
     columns and change only where the images come from, override `data.reference`.
@@ -180,29 +169,28 @@ def choose_recipe(
         >>> choose_recipe("photos/", recipe="cub", overrides={"port.seed": 1}).data.reference
         'photos/'
     """
+    if recipe is None and data is not None and _is_recipe(data):
+        recipe, data = data, None
     if recipe is not None:
         chosen = load_recipe(recipe, preset)
-        if data is not None:
-            chosen = _with_data(chosen, data)
-    elif data is not None and _is_recipe(data):
-        chosen = load_recipe(data, preset)
     elif preset is not None:
         raise RecipeError(f"the preset '{preset}' belongs to no recipe; name one, such as '{recipe_names()[0]}'")
     else:
-        chosen = _with_data(Recipe(), data) if data is not None else Recipe()
+        chosen = Recipe()
+    if data is not None:
+        chosen = replace(chosen, data=_data_options(data))
     return chosen.override(**overrides or {})
 
 
-def _with_data(recipe: Recipe, data: str) -> Recipe:
+def _data_options(data: str) -> DataOptions:
     if _is_recipe(data):
-        return recipe.changed({"data": load_recipe(data).to_dict()["data"]})
+        return load_recipe(data).data
     meant = nearest(data, recipe_names())
     if meant and "/" not in data and not Path(data).exists():
         raise RecipeError(
             f"no recipe or data '{data}'{meant} A dataset of the Hub is written org/name, a folder ./name"
         )
-    fresh = Recipe().to_dict()["data"] | {"reference": data}
-    return recipe.changed({"data": fresh})
+    return DataOptions(reference=data)
 
 
 def _is_recipe(data: str) -> bool:
@@ -259,16 +247,12 @@ def _read(path: Path) -> tuple[Recipe, dict[str, Recipe]]:
         found = {}
         for name, changes in presets.items():
             where = f"recipe '{path}', preset '{name}'"
-            found[str(name)] = _apply(recipe, str(name), changes)
+            if not isinstance(changes, dict | None):
+                raise RecipeError(f"is {changes!r}, but must have sections, such as 'port:'")
+            found[str(name)] = recipe.changed((changes or {}) | {"name": f"{recipe.name}@{name}"})
         return recipe, found
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
-
-
-def _apply(recipe: Recipe, preset: str, changes: Any) -> Recipe:
-    if not isinstance(changes, dict | None):
-        raise RecipeError(f"is {changes!r}, but must have sections, such as 'port:'")
-    return recipe.changed((changes or {}) | {"name": f"{recipe.name}@{preset}"})
 
 
 def finish_recipe(
@@ -283,12 +267,13 @@ def finish_recipe(
         >>> finish_recipe("fashion-mnist", overrides={"port.steps": 3})[0].port.steps
         3
     """
-    given = isinstance(data, (str, Path)) or data is None
-    name = str(data) if given and data not in (None, "") else None
+    name, images = None, data
+    if data is None or isinstance(data, str | Path):
+        name, images = str(data or "") or None, ""
     if not isinstance(recipe, Recipe):
-        return choose_recipe(name, recipe, preset, overrides), "" if given else data
+        return choose_recipe(name, recipe, preset, overrides), images
     if preset is not None:
         raise RecipeError(f"the preset '{preset}' needs the name of a recipe, not a recipe that is made already")
     if name is not None:
         recipe = recipe.override(**{"data.reference": name})
-    return recipe.override(**overrides or {}), "" if given else data
+    return recipe.override(**overrides or {}), images

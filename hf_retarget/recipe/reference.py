@@ -38,7 +38,7 @@ def _row(field: Field) -> str:
 
 
 def renew(page: str) -> str:
-    """A page with its tables as they are now.
+    """A page with up-to-date tables.
 
     Example:
         >>> "rusty" in renew("<!-- tables -->\\nrusty\\n<!-- end of tables -->\\n")
@@ -49,5 +49,4 @@ def renew(page: str) -> str:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/recipes.md")
-    page = renew(path.read_text(encoding="utf-8"))
-    write_text(path, page)
+    write_text(path, renew(path.read_text(encoding="utf-8")))

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.matching.descent import _Descent, descend
-from hf_retarget.matching.moved import MovedSource
+from hf_retarget.matching.descent import MovedSource, _Descent, descend
 from hf_retarget.matching.objective import Stacks
 
 

@@ -14,12 +14,14 @@ aten = torch.ops.aten
 @rule(
     aten.alias,
     aten.alpha_dropout,
+    aten.broadcast_to,
     aten.clone,
     aten.contiguous,
     aten.detach,
     aten.detach_,
     aten.dropout,
     aten.dropout_,
+    aten.expand,
     aten.expand_as,
     aten.feature_dropout,
     aten.hardswish,
@@ -30,7 +32,10 @@ aten = torch.ops.aten
     aten._to_copy,
 )
 def keep(call: Call) -> Result:
-    """The axes of the first tensor; others give only a type, a device or a size."""
+    """The axes of the first tensor; others give only a type, a device or a size.
+
+    Where an axis of one element is repeated, all copies are alike, so the new axis is free.
+    """
     shape = call.shapes[0]
     sizes = call.sizes
     shape = ((),) * (len(sizes) - len(shape)) + shape

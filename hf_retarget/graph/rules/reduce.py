@@ -53,7 +53,7 @@ def reduce_twice(call: Call) -> Result:
 
 @rule(aten.max, aten.min, aten.median, aten.mode)
 def extremum(call: Call) -> Result:
-    """A reduction; but whoever looks at *where* the extremum was depends on the order."""
+    """A reduction; but *where* the extremum was depends on the order."""
     if len(call.tensors) == 2:
         return call.broadcast(call.shapes)
     shape = call.shapes[0]

@@ -27,7 +27,7 @@ def rule(*arguments: Operator | str) -> Callable[[Rule], Rule] | None:
     *operators, last = arguments
     if isinstance(last, str):
         text = last
-        parse(text)  # a malformed row fails at import, not in somebody's trace
+        parse(text)  # a malformed row fails at import, not in a trace
         _register(operators, lambda call: call.relate(text))
         return None
     return lambda function: _register([*operators, last], function)
@@ -52,11 +52,8 @@ def lookup(operator: object) -> Rule | None:
     if not isinstance(operator, OpOverload):
         return None
     packet = str(operator.overloadpacket)
-    return _rules.get(str(operator)) or _rules.get(packet) or (pointwise if _is_pointwise(operator) else None)
-
-
-def _is_pointwise(operator: OpOverload) -> bool:
-    return torch.Tag.pointwise in operator.tags
+    tagged = pointwise if torch.Tag.pointwise in operator.tags else None
+    return _rules.get(str(operator)) or _rules.get(packet) or tagged
 
 
 def pointwise(call: Call) -> Result:

@@ -1,6 +1,8 @@
-"""Rules of operators that only rearrange: views, permutations, cuts and concatenations."""
+"""Rules of operators that only rearrange or look up: views, permutations, cuts, concatenations, indices."""
 
 from __future__ import annotations
+
+from math import prod
 
 import torch
 
@@ -22,32 +24,18 @@ aten = torch.ops.aten
     aten.view_as,
 )
 def reshape(call: Call) -> Result:
-    """Deals the factors out anew, run by run, so that what cannot be aligned is pinned and nothing else."""
+    """Distributes the factors over the new axes, run by run: only what cannot be aligned is pinned."""
     old, sizes = list(call.shapes[0]), list(call.sizes)
     new: list[Product] = []
     while old or sizes:
         axes, taken = [old.pop(0)] if old else [], [sizes.pop(0)] if sizes else []
-        have, want = _count(axes), _product(taken)
-        while have != want:
+        while (have := prod(map(size_of, axes))) != (want := prod(taken)):
             if have < want:
                 axes.append(old.pop(0))
-                have = _count(axes)
             else:
                 taken.append(sizes.pop(0))
-                want = _product(taken)
         new += call.regroup(axes, taken)
     return tuple(new)
-
-
-def _count(axes: list[Product]) -> int:
-    return size_of(atom for axis in axes for atom in axis)
-
-
-def _product(sizes: list[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
 
 
 @rule(aten.permute)
@@ -92,15 +80,6 @@ def squeeze(call: Call) -> Result:
     """Adds or drops axes of one element: those that remain keep their order."""
     kept = iter(axis for axis in call.shape("self") if flat(axis))
     return tuple(() if size == 1 else next(kept) for size in call.sizes)
-
-
-@rule(aten.expand, aten.broadcast_to)
-def expand(call: Call) -> Result:
-    """Repeats axes of one element; all copies are alike, so the new axis is free."""
-    sizes = call.sizes
-    shape = call.shape("self")
-    shape = ((),) * (len(sizes) - len(shape)) + shape
-    return tuple(axis if flat(axis) else call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
 
 
 @rule(aten.repeat, aten.tile)
@@ -193,3 +172,73 @@ def slice_(call: Call) -> Result:
     rows, columns = call.regroup([shape[dim]], [length, step])
     piece = call.narrow((*shape[:dim], rows, columns, *shape[dim + 1 :]), dim + 1, start, 1)
     return (*piece[: dim + 1], *piece[dim + 2 :])
+
+
+# ---- looking elements up by their position: the indexed axis is pinned, the others are kept
+
+
+@rule(aten.index)
+def index(call: Call) -> Result:
+    """``x[i, :, j]``: indexed axes are pinned and replaced by those of the indices."""
+    shape = call.shape("self")
+    indices = list(call["indices"])
+    indices += [None] * (len(shape) - len(indices))
+    used = [dim for dim, value in enumerate(indices) if value is not None]
+    if any(
+        value is not None and value.constant is not None and value.constant.dtype is torch.bool for value in indices
+    ):
+        return _masked(call)
+    call.mix(shape, used, "order")
+    looked_up = call.broadcast(call.shape(indices[dim]) for dim in used)
+    kept = [axis for dim, axis in enumerate(shape) if indices[dim] is None]
+    together = used == list(range(used[0], used[-1] + 1))
+    place = used[0] if together else 0
+    return (*kept[:place], *looked_up, *kept[place:])
+
+
+def _masked(call: Call) -> Result:
+    # A mask may stand for several axes, and how many elements remain depends on its values: keep nothing.
+    for shape in call.shapes:
+        for axis in shape:
+            call.pin(axis, "order")
+    return tuple(call.pinned(size, "order") for size in call.sizes)
+
+
+@rule(aten.index_select)
+def index_select(call: Call) -> Result:
+    """One axis is looked up, the others stay."""
+    shape = list(call.shape("self"))
+    dim = call["dim"] % len(shape)
+    call.mix(tuple(shape), [dim], "order")
+    (shape[dim],) = call.shape("index") or ((),)
+    return tuple(shape)
+
+
+@rule(aten.gather, aten.take_along_dim)
+def gather(call: Call) -> Result:
+    """The index has its own order along the looked-up axis and shares all the others."""
+    shape = call.shape("self")
+    where = call.shape("index" if "index" in call.arguments else "indices")
+    if call["dim"] is None:
+        for axis in shape:
+            call.pin(axis, "order")
+        return where
+    dim = call["dim"] % len(shape)
+    call.mix(shape, [dim], "order")
+    result = []
+    for i, (axis, position, size) in enumerate(zip(shape, where, call.sizes, strict=True)):
+        if i == dim:
+            result.append(position)
+        elif size != size_of(axis):
+            call.pin(axis, "order")  # gather may look at fewer rows than there are
+            call.pin(position, "order")
+            result.append(position)
+        else:
+            result.append(call.unify(axis, position))
+    return tuple(result)
+
+
+@rule(aten.one_hot)
+def one_hot(call: Call) -> Result:
+    """A class number becomes a pinned axis."""
+    return (*call.shapes[0], call.pinned(call.sizes[-1], "order"))
