@@ -127,6 +127,8 @@ class Contender:
     """Whether `--method` can ask for it, although it takes no steps."""
     drawn: bool = True
     """Whether charts show it; tables always do."""
+    axis: str = "step"
+    """What its steps are: `step` along the trajectory, or `factor` of the whole of it."""
 
     @property
     def is_method(self) -> bool:
@@ -254,6 +256,7 @@ for _row in (
         marker="s",
         line="--",
         make=f"{_MAKERS}:follow_line",
+        axis="factor",
         forwards=_score_factors,
         place=1,
     ),

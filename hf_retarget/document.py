@@ -271,9 +271,19 @@ class PortDocument:
         )
 
     @property
+    def trail(self) -> ContenderFigures:
+        """The contender whose steps led to the winner: itself, or the one whose head it refits."""
+        return self.find(self.port.row.refits) or self.port
+
+    @property
     def best(self) -> StepFigures | None:
-        """The winner's best step."""
-        return self.port.steps[self.port.best_step - 1] if self.port.best_step else None
+        """The best of these steps."""
+        return self.trail.steps[self.trail.best_step - 1] if self.trail.best_step else None
+
+    @property
+    def measure(self) -> str:
+        """What scores are: accuracy, or agreement with the tuned model where there are no labels."""
+        return "accuracy" if self.labelled else "agreement"
 
     @property
     def table(self) -> list[ContenderFigures]:
@@ -301,6 +311,11 @@ def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
     return (
         f"{figures.row.label} ({figures.gradients:,} minibatches)" if figures.row.is_alternative else figures.row.label
     )
+
+
+def describe_flips(figures: ContenderFigures) -> str:
+    """Test images lost and won against the tuned model: `12 / 3`."""
+    return "–" if figures.flips is None else "{:,} / {:,}".format(*figures.flips)
 
 
 def read_document(path: str | Path) -> PortDocument:

@@ -69,6 +69,8 @@ def _describe(found: InputCheck) -> list[Row]:
         policy = found.head.policy or "own or zero"
         rows.append(("head", f"{', '.join(found.head.tensors)}; {policy} ({found.head.why})"))
         rows.append(("labels", _labels(found)))
+    if found.relation:
+        rows.append(("bases", f"{found.relation.sentence}; by a sample of their weights"))
     if found.data:
         images = ", ".join(f"{'?' if n is None else format(n, ',')} {split}" for split, n in found.data.images.items())
         rows.append(("data", f"{found.data.name}{f' ({images})' if images else ''}"))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.document import describe_result
+from hf_retarget.document import describe_flips, describe_result
 from hf_retarget.files import to_json, write_text
 from hf_retarget.untrusted import plain
-from hf_retarget.words import number, percent
+from hf_retarget.words import number, percent, plural
 
 if TYPE_CHECKING:
     from hf_retarget.document import PortDocument
@@ -69,19 +69,23 @@ def print_curves(document: PortDocument) -> None:
     width = max((len(each.row.short) for each in shown), default=0)
     for each in shown:
         bars = "".join(_BARS[round(step.top1 * (len(_BARS) - 1))] for step in each.steps)
-        words = f"best {percent(each.validation)} on validation, {len(each.steps)} steps"
+        words = f"best {percent(each.validation)} on validation, {plural(len(each.steps), each.row.axis)}"
         echo(f"{each.row.short:<{width}}  {bars}  {words}", err=True)
 
 
 def print_scores(document: PortDocument) -> None:
-    """Print the test scores of all contenders as a table."""
-    five = any(each.test.top5 is not None for each in document.contenders)
-    columns = ("on the test images", "top-1", *(["top-5"] if five else []), "loss")
+    """Print the test scores of all contenders as a table, with what each cost."""
+    five, also = any(each.test.top5 is not None for each in document.contenders), document.also is not None
+    top = "top-1" if document.labelled else "agreement"
+    columns = ("on the test images", top, *(["also"] if also else []), *(["top-5"] if five else []))
     rows: list[Row] = []
     for each in document.table:
-        top5 = [percent(each.test.top5)] if five else []
-        rows.append((describe_result(each, document), percent(each.test.top1), *top5, number(each.test.loss)))
-    print_table(columns, rows)
+        cells = [percent(each.test.top1)]
+        cells += [percent(each.also.top1 if each.also else None)] if also else []
+        cells += [percent(each.test.top5)] if five else []
+        cells += [number(each.test.loss), describe_flips(each), f"{each.price:,.0f}"]
+        rows.append((describe_result(each, document), *cells))
+    print_table((*columns, "loss", "flips −/+", "price"), rows)
 
 
 def write_file(path: Path, text: str) -> None:

@@ -15,7 +15,10 @@ import huggingface_hub
 import yaml
 from huggingface_hub import errors
 from huggingface_hub.constants import is_offline_mode
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
+from huggingface_hub.utils import (
+    build_hf_headers,
+    validate_repo_id,  # type: ignore[attr-defined]  # exported without its type
+)
 
 from hf_retarget.errors import ModelError
 from hf_retarget.hub import ask, explained, fetch_whole, is_trouble, is_whole
@@ -195,6 +198,30 @@ class HubModel:
                 self.fetch(name)
             else:
                 self._fetch_header(name, self.headers / name)
+
+    def is_hollow(self, path: Path) -> bool:
+        """Whether a file among the headers has no numbers: those are on the Hub only."""
+        return self.headers is not None and path.parent == self.headers and not path.is_symlink()
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Some bytes of a file on the Hub; ModelError if it cannot be read in parts."""
+        url = huggingface_hub.hf_hub_url(self.repository, name, revision=self.commit, endpoint=self.api.endpoint)
+        headers = {**build_hf_headers(token=self.api.token), "Range": f"bytes={start}-{end - 1}"}
+
+        def read() -> bytes:
+            with huggingface_hub.get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
+                huggingface_hub.utils.hf_raise_for_status(answer)
+                if answer.status_code != 206:  # the whole file would follow
+                    raise ModelError(f"'{self.repository}' cannot be read in parts")
+                found = b""
+                for part in answer.iter_bytes():
+                    found += part
+                    if len(found) >= end - start:
+                        break
+                return found[: end - start]
+
+        with explained(ModelError, self.repository, self.revision):
+            return ask(read)
 
     def _fetch_header(self, name: str, place: Path) -> None:
         """Put a file of weights in its place: the one in the cache, or one with the same header and no numbers."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hf_retarget.hub import clean_token, is_cached, named_hash
 from hf_retarget.models.checkpoint import LIBRARIES, Checkpoint, find_library
 from hf_retarget.models.config import Description, bounded_build, read_config
 from hf_retarget.models.hub import HubModel, fetch_model, find_bases, find_licence, read_card
+from hf_retarget.models.relation import sample_weights
 from hf_retarget.models.timm_models import (
     describe_architecture,
     describe_module,
@@ -51,6 +53,8 @@ class Peeked:
     """Its weights are on the meta device: names, shapes and types."""
     download: int
     """Bytes of weights that would have to be downloaded; 0 if they are on this machine."""
+    sample: Mapping[str, Tensor] = field(default_factory=dict)
+    """The first numbers of some tensors; empty if they could not be read without all others."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,18 @@ def peek_checkpoint(
     reference: str | Path | nn.Module, *, arch: str | None = None, allow_pickle: bool = False, token: str | None = None
 ) -> Peeked:
     """Read the configuration of a model and the headers of its weights, and check that they fit."""
+    sample: Mapping[str, Tensor] = {}
     if isinstance(reference, nn.Module):
         found, download = _from_module(reference, None), 0
+        sample = {name: tensor for name, tensor in found.weights.items() if tensor.ndim > 1}
     else:
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
             how = _Reading(arch, {}, allow_pickle, clean_token(token), Path(place))
             stored = _find(str(reference), how)
             found, download = _assemble(str(reference), stored, how), stored.hub.remaining if stored.hub else 0
-    return Peeked(replace(found, weights=without_numbers(found.weights)), download)
+            with suppress(ModelError, OSError, ValueError):  # it is measured when the weights are there
+                sample = strip_prefixes(sample_weights(stored.files, stored.hub), found.weights)
+    return Peeked(replace(found, weights=without_numbers(found.weights)), download, sample)
 
 
 # ---- what is stored where

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_retarget.document import RelationFacts
+from hf_retarget.errors import ModelError
+from hf_retarget.models.hub import HubModel
+from hf_retarget.untrusted import parse_json
 
 LINEAGE, DRIFTED, INDEPENDENT = "same lineage", "drifted", "independent"
 
@@ -19,6 +26,12 @@ what was trained on from it, and below 0.2 (mostly 0.02) between bases that were
 NEAR = 0.7
 """Distance of the bases, in lengths of the fine-tuning, up to which a plain addition keeps 97 % of it: on all 10 of our
 pairs, with the head refitted. Beyond, the more the bases have drifted apart, the less is kept (docs/method.md)."""
+
+SAMPLE_BYTES = 4 << 20
+"""What is read of a model, at most, to tell how it is related to another before anything is downloaded."""
+_SAMPLES = 16  # tensors of which a part is read
+
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass
@@ -72,3 +85,59 @@ def _name(cosine: float, drift: float | None) -> str:
     if cosine < RELATED:
         return INDEPENDENT
     return LINEAGE if drift is not None and drift <= NEAR else DRIFTED
+
+
+# ---- a sample of the weights, by ranges of their files
+
+
+def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]) -> RelationFacts | None:
+    """The relation by samples of the old base, the tuned model and the new base; None if they have nothing in common."""
+    old, tuned, new = samples
+    names = [
+        name for name in old if name not in set(head) and all(_fits(each.get(name), old[name]) for each in (tuned, new))
+    ]
+    return measure_relation(old, tuned, new, names) if names else None
+
+
+def _fits(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape
+
+
+def sample_weights(files: Iterable[Path], hub: HubModel | None) -> dict[str, Tensor]:
+    """The first numbers of some tensors, evenly spaced by name; those of files that are hollow come from the Hub.
+
+    Which tensors are read depends on names and shapes alone, so that models of one architecture have the same.
+    """
+    found: dict[str, tuple[Path, str, int, int]] = {}
+    for path in files:
+        for name, entry in _read_header(path).items():
+            kind, shape = entry.get("dtype"), entry.get("shape", ())
+            if name != "__metadata__" and kind in _TYPES and len(shape) > 1:
+                found[name] = (path, kind, int(entry["data_offsets"][0]), math.prod(shape))
+    names = sorted(found)
+    chosen = names[:: max(1, -(-len(names) // _SAMPLES))]
+    return {name: _read_numbers(*found[name], hub) for name in chosen}
+
+
+def _read_numbers(path: Path, kind: str, offset: int, count: int, hub: HubModel | None) -> Tensor:
+    dtype = _TYPES[kind]
+    length = min(count, SAMPLE_BYTES // 4 // _SAMPLES) * dtype.itemsize
+    if hub is not None and hub.is_hollow(path):
+        start = 8 + struct.unpack("<Q", hub.read_range(path.name, 0, 8))[0] + offset
+        raw = hub.read_range(path.name, start, start + length)
+    else:
+        with path.open("rb") as file:
+            file.seek(8 + struct.unpack("<Q", file.read(8))[0] + offset)
+            raw = file.read(length)
+    if len(raw) < length:
+        raise ModelError(f"'{path.name}' is cut off")
+    return torch.frombuffer(bytearray(raw), dtype=dtype).float()
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    if path.suffix != ".safetensors":
+        return {}
+    with path.open("rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        header = parse_json(file.read(length).decode())
+    return header if isinstance(header, dict) else {}

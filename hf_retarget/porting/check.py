@@ -27,6 +27,7 @@ from hf_retarget.models import (
     peek_checkpoint,
 )
 from hf_retarget.models.heads import foresee_policy
+from hf_retarget.models.relation import compare_samples
 from hf_retarget.porting.contest import Contest
 from hf_retarget.porting.cost import (
     Cost,
@@ -108,6 +109,8 @@ class InputCheck:
     head: HeadFacts | None = None
     graph: GraphFacts | None = None
     data: DataFacts | None = None
+    relation: RelationFacts | None = None
+    """How the bases are related, by a sample of their weights; None if they could not be read in parts."""
     cost: Cost | None = None
     probe: Probe | None = None
 
@@ -162,7 +165,9 @@ def check(
         comparison = compare(source, tuned, target)
     except ModelError as error:
         return replace(found, problems=(str(error),))
-    found = replace(found, notes=comparison.notes, head=_describe_head((source, tuned, target), comparison, chosen))
+    relation = compare_samples([each.sample for each in peeked], comparison.head)
+    head = _describe_head((source, tuned, target), comparison, chosen)
+    found = replace(found, notes=comparison.notes, head=head, relation=relation)
     if given:
         with doing_now(run.progress, "reading about the data"):
             found = _with_data(found, tuned, images, chosen, run)

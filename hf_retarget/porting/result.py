@@ -142,7 +142,10 @@ class PortResult:
             write_json(folder / PORT_FILE, self.document.to_json())
             self._write_report(folder)
             curve = CURVE if (folder / CURVE).is_file() else None
-            rows = [(describe_result(each, self.document), asdict(each.test)) for each in self.document.table]
+            rows = [
+                (describe_result(each, self.document), {**asdict(each.test), "also": each.also.top1 if each.also else None})
+                for each in self.document.table
+            ]
             card = write_port_card(self.document, rows, library=name_library(inputs.target), curve=curve)
             write_text(folder / CARD, card)
         except (OSError, SafetensorError) as error:

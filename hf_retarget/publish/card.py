@@ -68,6 +68,9 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
         data=data,
         recipe=recipe,
         verdict=document.verdict,
+        facts=_list_facts(document),
+        measure="top-1" if document.labelled else "agreement with the tuned model",
+        also=f"top-1, {document.also.name}" if document.also else "",
         command=document.command,
     )
 
@@ -87,8 +90,24 @@ def write_tuned_card(document: Document, *, library: str = "timm", curve: str | 
         data=data,
         recipe=recipe,
         verdict="",
+        facts=(),
+        measure="top-1",
+        also="",
         command=document["command"],
     )
+
+
+def _list_facts(document: PortDocument) -> list[str]:
+    """What else a reader should know, in sentences."""
+    facts = []
+    if document.relation:
+        facts.append(f"The bases: {document.relation.sentence}.")
+    if document.result.flips:
+        lost, won = document.result.flips
+        facts.append(f"Of the test images, {lost:,} that the tuned model has right are wrong now, and {won:,} the reverse.")
+    if not document.labelled:
+        facts.append("The images had no labels: scores are agreement with the tuned model, not accuracy.")
+    return facts
 
 
 def address_card(card: str, repository: str, revision: str | None = None) -> str:

@@ -10,9 +10,14 @@ from hf_retarget.words import number, percent
 
 def caption_curve(document: PortDocument) -> str:
     """On the accuracy along the trajectory."""
-    best, port = document.best, document.port
+    best, port = document.best, document.trail
     if best is None:
         return ""
+    if port.row.axis == "factor":
+        return (
+            f"The fine-tuning is added to the new base as it is, by several factors, without gradients. Best is "
+            f"{best.far:g}: {percent(best.top1)}; guessing gives {percent(document.chance)}."
+        )
     words = (
         f"Each step adds a little more of the fine-tuning to the new base. The port is best at step {best.step}: "
         f"{percent(best.top1)}; guessing gives {percent(document.chance)}. "
@@ -46,7 +51,7 @@ def caption_price(document: PortDocument) -> str:
 
 def caption_cosines(document: PortDocument) -> str:
     """On the cosines of the gradients."""
-    steps = [each.cosines for each in document.port.steps if each.cosines]
+    steps = [each.cosines for each in document.trail.steps if each.cosines]
     means: dict[str, float | None] = {}
     for key in ("before", "unseen", "after"):
         known = [value for each in steps[1:] or steps if (value := each.get(key)) is not None]

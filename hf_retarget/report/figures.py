@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_retarget.contenders import contenders
-from hf_retarget.document import ContenderFigures, PortDocument
+from hf_retarget.document import ContenderFigures, PortDocument, StepFigures
 from hf_retarget.report.chart import COLOURS, Chart, Drawing
 from hf_retarget.words import duration, number, percent, size
 
@@ -28,9 +28,11 @@ _GROUPS = "groups of neurons, from input to output"
 
 
 def list_courses(document: PortDocument) -> list[ContenderFigures]:
-    """The contenders that take steps, the winner first."""
+    """The contenders that take steps, or else those that try factors; what led to the winner comes first."""
     found = [each for each in reversed(document.table) if each.steps and each.row.drawn]
-    return sorted(found, key=lambda each: each.name != document.winner)
+    axis = "step" if any(each.row.axis == "step" for each in found) else "factor"
+    shown = [each for each in found if each.row.axis == axis]
+    return sorted(shown, key=lambda each: each.name != document.trail.name)
 
 
 def list_paid(document: PortDocument) -> list[ContenderFigures]:
@@ -40,33 +42,44 @@ def list_paid(document: PortDocument) -> list[ContenderFigures]:
     ]
 
 
-def draw_curve(document: PortDocument) -> Chart:
-    """Validation accuracy over the steps, for every contender that takes some."""
+def draw_curve(document: PortDocument) -> Chart | None:
+    """Validation accuracy over the steps (or factors), for every contender that takes some."""
+    courses = list_courses(document)
+    if not courses:
+        return None
     drawing = Drawing("curve", 5.0, 3.7)
-    axes, tips, courses = drawing.axes, dict[float, str](), list_courses(document)
-    levels = [each for each in document.table if not each.steps and each.row.drawn and each.role == "beside"]
+    axes, tips, axis = drawing.axes, dict[float, str](), courses[0].row.axis
+    levels = [each for each in document.table if each not in courses and each.row.drawn and each.role != "after"]
     for each in courses:
-        row, over = each.row, 3 + (each.name == document.winner)
-        xy = [step.step for step in each.steps], [step.top1 for step in each.steps]
+        row, over = each.row, 3 + (each.name == document.trail.name)
+        xy = [_place(step, axis) for step in each.steps], [step.top1 for step in each.steps]
         axes.plot(*xy, row.marker + row.line, color=row.colours[0], label=row.label, zorder=over)
-        for step in each.steps:
-            tips[step.step] = f"{tips.get(step.step, f'step {step.step}')}\n{row.label}: {percent(step.top1)}"
-    if best := document.best:
-        paint = document.port.row.colours[0]
-        axes.plot([best.step], [best.top1], "*", color=paint, markersize=13, zorder=6, label="best step")
+        for place, top1 in zip(*xy, strict=True):
+            tips[place] = f"{tips.get(place, f'{axis} {place:g}')}\n{row.label}: {percent(top1)}"
+    if (best := document.best) and document.trail in courses:
+        paint = document.trail.row.colours[0]
+        star = [_place(best, axis)], [best.top1]
+        axes.plot(*star, "*", color=paint, markersize=13, zorder=6, label=f"best {axis}")
     for each in levels:
         style = {"color": each.row.colours[0], "linewidth": 1.4, "linestyle": (0, (6, 2))}
         axes.axhline(each.validation, **style, label=each.row.label, zorder=2)
     same = [f"{each.row.label}: {percent(each.validation)}" for each in levels]
     same.append(f"chance: {percent(document.chance)}")
-    drawing.columns({step: "\n".join([text, *same]) for step, text in tips.items()})
-    last = max(tips, default=1)
-    axes.set_xlim(0.5, last + 0.5)
+    drawing.columns({place: "\n".join([text, *same]) for place, text in tips.items()})
+    gap = 0.5 if axis == "step" else 0.125
+    axes.set_xlim(min(tips) - gap, max(tips) + gap)
     values = [step.top1 for each in courses for step in each.steps]
     _limit(drawing, document, [*values, *(each.validation for each in levels)])
-    drawing.label(_STEPS, "validation accuracy", percents="y", counts="x")
+    words = _STEPS if axis == "step" else "factor of the fine-tuning"
+    drawing.label(words, f"validation {document.measure}", percents="y", counts="x" if axis == "step" else "")
     others = [f"{each.row.label}: at best {percent(each.validation)}" for each in courses]
-    return drawing.finish(f"Validation accuracy over {last} steps. " + "; ".join([*others, *same]) + ".")
+    return drawing.finish(
+        f"Validation {document.measure} over {len(tips)} {axis}s. " + "; ".join([*others, *same]) + "."
+    )
+
+
+def _place(step: StepFigures, axis: str) -> float:
+    return step.step if axis == "step" or step.far is None else step.far
 
 
 def draw_price(document: PortDocument) -> Chart | None:
@@ -102,7 +115,7 @@ def _limit(drawing: Drawing, document: PortDocument, values: Sequence[float]) ->
 
 def draw_cosines(document: PortDocument) -> Chart | None:
     """How much the gradients of both sides agree, before and after matching: what the method assumes."""
-    steps = {each.step: each.cosines for each in document.port.steps if each.cosines}
+    steps = {each.step: each.cosines for each in document.trail.steps if each.cosines}
     if not steps:
         return None
     drawing = Drawing("gradients", 5.0, 3.5)

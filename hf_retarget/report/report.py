@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.document import ContenderFigures, PortDocument, describe_result
+from hf_retarget.contenders import PORT
+from hf_retarget.document import ContenderFigures, PortDocument, describe_flips, describe_result
 from hf_retarget.files import write_text
 from hf_retarget.names import SIDES
 from hf_retarget.report import captions
@@ -101,6 +102,7 @@ def compose_report(
         verdict=verdict,
         kind=kind,
         facts=list_facts(document),
+        test_columns=list_test_columns(document),
         tests=list_tests(document),
         step_columns=list_step_columns(document),
         steps=list_steps(document),
@@ -144,7 +146,14 @@ def split_verdict(verdict: str) -> tuple[str, str, str]:
 def list_facts(document: PortDocument) -> list[tuple[str, str, str]]:
     """The test accuracies to see first: figure, words, and whose colour."""
     order = sorted(document.table, key=lambda each: (each.role != "after", each.role != "port"))
-    return [(percent(each.test.top1), each.row.label, each.name) for each in order if each.row.drawn]
+    shown = [each for each in order if each.row.drawn and (each.role != PORT or each.name == document.winner)]
+    return [(percent(each.test.top1), each.row.label, each.name) for each in shown]
+
+
+def list_test_columns(document: PortDocument) -> tuple[str, ...]:
+    """The headings of the test scores."""
+    also = (f"top-1, {document.also.name}",) if document.also else ()
+    return ("on the test images", "top-1", *also, "top-5", "loss", "validation", "flips − / +", "price")
 
 
 def list_tests(document: PortDocument) -> list[tuple[str, ...]]:
@@ -153,9 +162,12 @@ def list_tests(document: PortDocument) -> list[tuple[str, ...]]:
         (
             describe_result(each, document),
             percent(each.test.top1),
+            *((percent(each.also.top1 if each.also else None),) if document.also else ()),
             percent(each.test.top5),
             number(each.test.loss),
-            f"{each.test.images:,}",
+            percent(each.validation),
+            describe_flips(each),
+            f"{each.price:,.0f}",
         )
         for each in document.table
     ]
@@ -171,7 +183,7 @@ def list_steps(document: PortDocument) -> list[tuple[str, ...]]:
     courses = [{step.step: step.top1 for step in each.steps} for each in _others(document)]
     return [
         (
-            f"{each.step}{' ★' if each.step == document.port.best_step else ''}",
+            f"{each.step}{' ★' if each.step == document.trail.best_step else ''}",
             percent(each.far, 0),
             percent(each.top1),
             number(each.loss),
@@ -180,7 +192,7 @@ def list_steps(document: PortDocument) -> list[tuple[str, ...]]:
             str(each.sweeps),
             duration(sum(each.seconds.values())),
         )
-        for each in document.port.steps
+        for each in document.trail.steps
     ]
 
 
@@ -201,8 +213,12 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
     told = [data.name, f"{data.classes} classes; images: {images}", f"fingerprint {data.fingerprint}"]
     rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
     rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
-    checked = (graph.get("check") or {}).get("verdict", "not checked")
-    rows.append(("permutation graph", f"{graph['groups']} groups; {checked}\nfingerprint {graph['fingerprint']}"))
+    if document.relation:
+        rows.append(("bases", document.relation.sentence))
+    rows.append(("aimed at", document.targets))
+    if graph:
+        checked = (graph.get("check") or {}).get("verdict", "not checked")
+        rows.append(("permutation graph", f"{graph['groups']} groups; {checked}\nfingerprint {graph['fingerprint']}"))
     rows.append(
         ("computed on", f"{device['type']}, {plural(device['processes'], 'process')}, precision {device['precision']}")
     )

@@ -559,7 +559,12 @@ def test_a_control_that_diverges_is_a_note_and_no_end(nets, colours, tmp_path):
 @pytest.mark.parametrize(
     ("change", "values", "error", "message"),
     [
-        ({"new_base": make_net(0, norm=True)}, {}, rt.ModelError, "the new base .* differ: .* 5 tensors are unexpected"),
+        (
+            {"new_base": make_net(0, norm=True)},
+            {},
+            rt.ModelError,
+            "the new base .* differ: .* 5 tensors are unexpected",
+        ),
         ({"src_ft": make_net(0, classes=4)}, {}, rt.DataError, "3 classes, but .* tells 4 apart"),
         ({}, {"data__validation": 0.0}, rt.DataError, "data.validation"),
         ({}, {"method": "oracle"}, rt.PortError, "--tuned-target"),

@@ -40,7 +40,11 @@ def judge(port: float, after: float | None = None, *, method: str = "fgmt", **ot
         ({"port": 0.6, "plain": 0.4, "naive": 0.3}, "Worth it:", "+20.0 points (±2.0) against plain fine-tuning"),
         ({"port": 0.6, "plain": 0.4, "naive": 0.6}, "Worth it, but not for its permutation:", "as good"),
         ({"port": 0.3, "plain": 0.4, "naive": 0.3, "after": 0.6}, "Worth it, but not for its", "worth +0.0 points"),
-        ({"port": 0.6, "plain": 0.4, "naive_sign": 0.5, "method": "fgmt-sign"}, "Worth it:", "matching itself was worth"),
+        (
+            {"port": 0.6, "plain": 0.4, "naive_sign": 0.5, "method": "fgmt-sign"},
+            "Worth it:",
+            "matching itself was worth",
+        ),
         ({"port": 0.4, "plain": 0.6, "naive": 0.3}, "Not worth it:", "fine-tune the new base directly"),
         ({"port": 0.5, "plain": 0.4, "head": 0.7}, "Not worth it:", "fit a head on the new base"),
         ({"port": 0.5, "plain": 0.6, "head": 0.7}, "Not worth it:", "fit a head on the new base"),
@@ -66,7 +70,8 @@ def test_a_naive_port_is_not_compared_with_itself():
 
 def test_without_labels_it_speaks_of_agreement():
     winner = make_entry("line", PORT, 0.9)
-    said = judge_port([winner, make_entry("plain", BESIDE, 0.4), make_entry("tuned", BESIDE, 1.0)], winner, winner, labelled=False)  # fmt: skip
+    entries = [winner, make_entry("plain", BESIDE, 0.4), make_entry("tuned", BESIDE, 1.0)]
+    said = judge_port(entries, winner, winner, labelled=False)
     assert "90.0% agreement with the tuned model" in said
     assert "of the tuned model's" not in said
 
