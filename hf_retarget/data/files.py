@@ -1,4 +1,4 @@
-"""Datasets on disk: image folders, parquet and arrow files, saved `datasets`; only their own files are read."""
+"""Datasets on disk: image folders, parquet and arrow files, saved `datasets`. Only their own files are read."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source
 
 
 def open_table_folder(folder: Path, options: DataOptions) -> Source:
-    """Open a folder of parquet or arrow files whose names tell the splits, or one that `save_to_disk` wrote."""
+    """Open a folder of parquet or arrow files, with splits by their names, or one that `save_to_disk` wrote."""
     from datasets import load_dataset_builder, load_from_disk
 
     folder = folder.resolve()
@@ -150,7 +150,7 @@ def open_table_folder(folder: Path, options: DataOptions) -> Source:
 
 
 def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
-    """Open a dataset of the package: small enough for memory, so that nothing is written to a cache."""
+    """Open a dataset of the package; it fits into memory, so that nothing is written to a cache."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
     from datasets import Dataset
 

@@ -43,7 +43,7 @@ def open_hub(reference: str, options: DataOptions, token: str | None = None) -> 
 def find_on_hub(
     reference: str, options: DataOptions, token: str | None = None, *, download: bool = False
 ) -> tuple[str, Any]:
-    """Return the name of a dataset and its builder, which knows splits, features and sizes before the download."""
+    """Return the name of a dataset and its builder, which has splits, features and sizes before the download."""
     from datasets import load_dataset_builder
 
     name, _, asked = reference.partition("@")
@@ -97,14 +97,14 @@ def _drop_damaged(builder: Any, name: str) -> bool:
     """Drop downloaded files that do not have the hash of the Hub; returns whether there were any."""
     from huggingface_hub import try_to_load_from_cache
 
-    damaged = []
+    dropped = False
     for file in data_files(builder):
         revision, _, path = file.removeprefix(f"hf://datasets/{name}@").partition("/")
         found = try_to_load_from_cache(name, path, revision=revision, repo_type="dataset")
         if isinstance(found, str) and not is_whole(Path(found)):
             drop(Path(found))
-            damaged.append(path)
-    return bool(damaged)
+            dropped = True
+    return dropped
 
 
 def _check_card(name: str, revision: str | None, token: str | None) -> None:

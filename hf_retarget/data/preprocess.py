@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODES = {1: "L", 3: "RGB"}  # input channels → PIL's name
 
-# Crops and flips, milder than timm's defaults, which are made for training from scratch over hundreds of epochs.
+# Crops and flips, milder than timm's defaults, which are meant for hundreds of epochs from scratch.
 _AUGMENTATION: dict[str, Any] = {"scale": (0.35, 1.0), "hflip": 0.5, "color_jitter": None}
 
 

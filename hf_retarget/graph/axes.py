@@ -80,6 +80,9 @@ class Atom:
 Product = tuple[Atom, ...]
 """An axis: the product of its atoms, outermost first. An axis of size one is the empty product."""
 
+Shape = tuple[Product, ...]
+"""The axes of one tensor."""
+
 
 def find(atom: Atom) -> Atom:
     """The representative of everything unified with `atom`."""

@@ -15,8 +15,8 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from hf_retarget.errors import TraceError
-from hf_retarget.graph.axes import Atom, Misaligned, Pin, pin, size_of
-from hf_retarget.graph.call import Call, Shape, Value, constant_shape
+from hf_retarget.graph.axes import Atom, Misaligned, Pin, Shape, pin, size_of
+from hf_retarget.graph.call import Call, Value, constant_shape
 from hf_retarget.graph.families import Path, outers, paths, settle
 from hf_retarget.graph.permutation import Axis, Block, Factor, Layout
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph, PinnedAxis, UnknownOperator
@@ -129,7 +129,7 @@ class _Walk:
     def _constants(self, module: fx.GraphModule, values: dict[fx.Node, Any]) -> set[fx.Node]:
         known = {node for node, value in values.items() if not isinstance(value, Value) or value.constant is not None}
         constants = _constant_nodes(module.graph, known)
-        for node in known - constants:  # written to: what it was at first still counts
+        for node in known - constants:  # written to later, but its first value still counts
             value = values[node]
             if isinstance(value, Value) and value.constant is not None:
                 values[node] = self._record(constant_shape(value.constant, Pin("constant", node.name)))
@@ -170,7 +170,7 @@ class _Walk:
                 return _pin_all(call, "misaligned")
             except TraceError:
                 raise
-            except Exception as error:  # a call that the rule's author did not think of: pin, and say so
+            except Exception as error:  # a call that the rule does not cover: pin, and say so
                 problem = f"its rule fails: {type(error).__name__}: {error}"
         node = call.node
         self.unknown.append(UnknownOperator(str(node.target), node.name, _module_of(node), problem))
@@ -218,8 +218,8 @@ def _where(node: fx.Node) -> str:
 def _constant_nodes(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
     """All nodes, `known` ones included, whose value is constant and stays so.
 
-    A tensor that starts as a constant but is later written to (zeros, then `copy_` of an activation into a part of
-    it) is none, and neither are its other views.
+    A tensor that starts as a constant but is later written to (zeros, then `copy_` of an activation into a part of it)
+    does not count, nor do its other views.
     """
     tainted: set[fx.Node] = set()
     while True:
@@ -251,7 +251,7 @@ def _spread(
             and all(n in constants for n in inputs)
         ):
             constants.add(node)
-        # A view shares memory with its input; without asking which operators are views, assume that all may be.
+        # A view shares memory with its input; any operator may be a view.
         bases[node] = {node}.union(*(bases[n] for n in inputs)) if _may_alias(node) else {node}
     return constants, bases
 
@@ -264,7 +264,7 @@ def _computable(node: fx.Node) -> bool:
 
 
 def _may_alias(node: fx.Node) -> bool:
-    # Only of pointwise operators is it certain that their result is new memory.
+    # Only the results of pointwise operators are certain to be new memory.
     target = node.target
     return not (isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not target._schema.is_mutable)
 
@@ -341,7 +341,7 @@ def _block(path: Path, names: Mapping[Atom, str], varies_over: Mapping[Atom, lis
 
 
 def _merge_pinned(factors: list[Factor]) -> tuple[Factor, ...]:
-    # Neighbouring pinned factors need not be told apart, unless one of them says which row of a permutation applies.
+    # Neighbouring pinned factors are merged, unless one of them says which row of a permutation applies.
     needed = {place for factor in factors for place in factor.outer}
     merged: list[Factor] = []
     moved: dict[int, int] = {}

@@ -16,6 +16,7 @@ from hf_retarget.graph.axes import (
     Misaligned,
     Pin,
     Product,
+    Shape,
     family,
     flat,
     leaves,
@@ -28,9 +29,6 @@ from hf_retarget.graph.axes import (
     unify,
 )
 from hf_retarget.graph.signature import TensorPattern, parse, pinned
-
-Shape = tuple[Product, ...]
-"""The axes of one tensor."""
 
 Result = Shape | list[Shape]
 """What a rule returns: the axes of the one output tensor, or a list of those of several."""

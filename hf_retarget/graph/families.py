@@ -13,10 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hf_retarget.graph.axes import Atom, Key, Pin, Product, find, flat, size_of, starts, unify_or_pin
-
-Shape = tuple[Product, ...]
-"""The axes of one tensor."""
+from hf_retarget.graph.axes import Atom, Key, Pin, Shape, find, flat, size_of, starts, unify_or_pin
 
 
 class Place(NamedTuple):

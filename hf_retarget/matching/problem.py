@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,11 +15,9 @@ from hf_retarget.graph.permutation_graph import PermutationGraph
 from hf_retarget.matching.descent import Match, descend
 from hf_retarget.matching.fit import Cosines
 from hf_retarget.matching.gradients import GradientCache
-from hf_retarget.matching.objective import Compression, Piece, Stacks
+from hf_retarget.matching.objective import Compression, Piece, Stacks, Tensors
 from hf_retarget.matching.trajectory import Trajectory, same_tensors
 from hf_retarget.run import SILENT, Progress
-
-Tensors = Mapping[str, Tensor]
 
 GradientAt = Callable[[Tensors, int], dict[str, Tensor]]
 """The gradient at some weights, on the minibatches of a step: the same samples, whichever side asks."""

@@ -14,8 +14,7 @@ from hf_retarget.errors import MatchError, TensorMismatchError
 from hf_retarget.files import load_tensors
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
-
-Tensors = Mapping[str, Tensor]
+from hf_retarget.matching.objective import Tensors
 
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "uniform": lambda step, steps: step / steps,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hf_retarget.graph.axes import Product, size_of, sum_of
-from hf_retarget.graph.call import Call, Result, Shape, Value
+from hf_retarget.graph.axes import Product, Shape, size_of, sum_of
+from hf_retarget.graph.call import Call, Result, Value
 from hf_retarget.graph.rules.registry import rule
 
 aten = torch.ops.aten

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hf_retarget.graph.call import Call, Result, Shape
+from hf_retarget.graph.axes import Shape
+from hf_retarget.graph.call import Call, Result
 from hf_retarget.graph.rules.registry import rule
 
 aten = torch.ops.aten

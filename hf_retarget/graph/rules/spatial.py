@@ -6,8 +6,8 @@ from math import prod
 
 import torch
 
-from hf_retarget.graph.axes import Product, leaves, size_of, sum_of
-from hf_retarget.graph.call import Call, Result, Shape
+from hf_retarget.graph.axes import Product, Shape, leaves, size_of, sum_of
+from hf_retarget.graph.call import Call, Result
 from hf_retarget.graph.rules.registry import rule
 
 aten = torch.ops.aten
