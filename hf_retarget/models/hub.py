@@ -15,9 +15,10 @@ import huggingface_hub
 import yaml
 from huggingface_hub import errors
 from huggingface_hub.constants import is_offline_mode
-from huggingface_hub.utils import (
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported without their types
     build_hf_headers,
-    validate_repo_id,  # type: ignore[attr-defined]  # exported without its type
+    hf_raise_for_status,
+    validate_repo_id,
 )
 
 from hf_retarget.errors import ModelError
@@ -210,7 +211,7 @@ class HubModel:
 
         def read() -> bytes:
             with huggingface_hub.get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
-                huggingface_hub.utils.hf_raise_for_status(answer)
+                hf_raise_for_status(answer)
                 if answer.status_code != 206:  # the whole file would follow
                     raise ModelError(f"'{self.repository}' cannot be read in parts")
                 found = b""

@@ -91,7 +91,7 @@ def _name(cosine: float, drift: float | None) -> str:
 
 
 def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]) -> RelationFacts | None:
-    """The relation by samples of the old base, the tuned model and the new base; None if they have nothing in common."""
+    """The relation by samples of the old base, the tuned model and the new base; None if these share nothing."""
     old, tuned, new = samples
     names = [
         name for name in old if name not in set(head) and all(_fits(each.get(name), old[name]) for each in (tuned, new))

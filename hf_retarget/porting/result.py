@@ -143,7 +143,10 @@ class PortResult:
             self._write_report(folder)
             curve = CURVE if (folder / CURVE).is_file() else None
             rows = [
-                (describe_result(each, self.document), {**asdict(each.test), "also": each.also.top1 if each.also else None})
+                (
+                    describe_result(each, self.document),
+                    {**asdict(each.test), "also": each.also.top1 if each.also else None},
+                )
                 for each in self.document.table
             ]
             card = write_port_card(self.document, rows, library=name_library(inputs.target), curve=curve)

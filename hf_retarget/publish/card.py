@@ -104,7 +104,9 @@ def _list_facts(document: PortDocument) -> list[str]:
         facts.append(f"The bases: {document.relation.sentence}.")
     if document.result.flips:
         lost, won = document.result.flips
-        facts.append(f"Of the test images, {lost:,} that the tuned model has right are wrong now, and {won:,} the reverse.")
+        facts.append(
+            f"Of the test images, {lost:,} that the tuned model has right are wrong now, and {won:,} the reverse."
+        )
     if not document.labelled:
         facts.append("The images had no labels: scores are agreement with the tuned model, not accuracy.")
     return facts
