@@ -223,6 +223,8 @@ def read_ports(places: Iterable[str | Path]) -> tuple[list[FinishedPort], list[s
     for (path, document), name in zip(documents.items(), names, strict=True):
         try:
             runs.append(FinishedPort.of(name, str(path.parent), document))
+        except PortError as error:
+            problems.append(f"'{path}': {error}")
         except (LookupError, TypeError, AttributeError) as error:
             problems.append(f"'{path}' is damaged: {type(error).__name__}: {error}; make the port again")
     return runs, problems

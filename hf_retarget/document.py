@@ -195,6 +195,7 @@ class PortDocument:
     winner: str
     """The name of the contender that was chosen on the validation images."""
     contenders: tuple[ContenderFigures, ...]
+    """None if there were no images to score anything on (`--data none`)."""
     steps_planned: int
     models: dict[str, ModelFacts]
     """source, tuned and target; tuned_target if it was given."""
@@ -229,7 +230,7 @@ class PortDocument:
     older: ClassVar[tuple[str, ...]] = ("hf-retarget/port/1",)
 
     def __post_init__(self) -> None:
-        if self.find(self.winner) is None:
+        if self.contenders and self.find(self.winner) is None:
             raise ValueError(f"its winner '{self.winner}' is not among its contenders")
         if len({each.name for each in self.contenders}) < len(self.contenders):
             raise ValueError("two of its contenders have the same name")
@@ -245,7 +246,10 @@ class PortDocument:
     @property
     def port(self) -> ContenderFigures:
         """The winner."""
-        return next(each for each in self.contenders if each.name == self.winner)
+        found = self.find(self.winner)
+        if found is None:
+            raise PortError("this port was made without images, so nothing was scored; hf-retarget evaluate does")
+        return found
 
     @property
     def result(self) -> ContenderFigures:

@@ -32,6 +32,7 @@ _EXAMPLE = """\b
 Examples:
   hf-retarget finetune resnet18.a1_in1k --data pets --epochs 5 --out tuned
   hf-retarget finetune old/ --data photos/ --steps 500 --lr 0.003 --record 50 --out tuned
+  hf-retarget finetune new/ --teacher tuned/ --data photos/ --steps 50 --out distilled
   hf-retarget finetune ported/ --data cub --epochs 3 --evaluate-every 100 --out finished
 """
 
@@ -55,6 +56,9 @@ _MOST = 12  # scores of the validation curve that are printed
     type=click.IntRange(min=1),
     metavar="N",
     help="Keep the weights of every N-th step in DIR/trajectory, for ports along it.",
+)
+@click.option(
+    "--teacher", metavar="MODEL", help="Learn what this model says about the images, which then need no labels."
 )
 @num_classes_option
 @output_options
@@ -113,5 +117,6 @@ def _describe(document: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         ]  # the first and last among them
         rows.append(("validation", ", ".join(f"{value:.1%} (step {step:,})" for step, value in shown)))
     top5 = f", top-5 {test['top5']:.1%}" if test["top5"] is not None else ""
-    rows.append(("test", f"top-1 {test['top1']:.1%}{top5}, loss {test['loss']:.3f} ({test['images']:,} images)"))
+    top1 = "top-1" if document.get("labelled", True) else "agreement with the teacher"
+    rows.append(("test", f"{top1} {test['top1']:.1%}{top5}, loss {test['loss']:.3f} ({test['images']:,} images)"))
     return [*rows, ("saved", str(folder))]

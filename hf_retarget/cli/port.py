@@ -126,10 +126,12 @@ def port(
     if not is_main_process():
         return
     if not as_json:
-        if not quiet:
-            print_curves(document)
-        print_scores(document)
-        echo(f"\n{document.verdict}")
+        if document.contenders:
+            if not quiet:
+                print_curves(document)
+            print_scores(document)
+            echo()
+        echo(document.verdict)
         echo(f"Saved to {out}")
     pushed = push_result(out, place, quiet)
     if as_json:
@@ -138,7 +140,8 @@ def port(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet:
-        echo(f"Look: {out}/report.html", err=True)
+        if document.contenders:
+            echo(f"Look: {out}/report.html", err=True)
         echo(f"Next: hf-retarget finetune {describe_data(out, recipe)} --steps 200 --out …", err=True)
 
 

@@ -18,9 +18,21 @@ from hf_retarget.data.files import KINDS, open_embedded, open_files, open_image_
 from hf_retarget.data.hub import find_on_hub, open_hub
 from hf_retarget.data.labels import Names, choose_labels, count_classes, number_labels
 from hf_retarget.data.preprocess import Preprocess
-from hf_retarget.data.tables import Rows, Source, choose_splits, digest_rows, find_columns, label_names, open_items
+from hf_retarget.data.tables import (
+    ItemRows,
+    Rows,
+    Source,
+    choose_splits,
+    digest_rows,
+    find_columns,
+    label_names,
+    open_items,
+)
 from hf_retarget.errors import DataError
 from hf_retarget.recipe.options import DataOptions
+
+NO_DATA = "none"
+"""The reference that means: there are no images."""
 
 _HELD_OUT = 0.1  # of the training split, if there is no test split
 
@@ -75,6 +87,17 @@ def load_data(
         notes=(*source.notes, *notes),
         labelled=labelled,
     )
+
+
+def no_images(labels: Sequence[str] | None, classes: int, preprocess: Preprocess) -> ImageData:
+    """Data without any image, for a port that does without (`--data none`)."""
+    rows = ItemRows([], [], None)
+    train, validation, test = (
+        Split(f"none, {name}", rows, torch.arange(0), torch.arange(0), preprocess)
+        for name in ("train", "validation", "test")
+    )
+    names = tuple(labels) if labels else None
+    return ImageData(NO_DATA, names, classes, train, validation, test, fingerprint=NO_DATA)
 
 
 def _check_unlabelled(rows: Mapping[str, Rows], options: DataOptions, need_labels: bool) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_retarget.data import BatchCache, DataFacts, check_classes, choose_preprocess, describe_data, match_labels
+from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import RelationFacts
-from hf_retarget.errors import DataError, ModelError, RetargetError
+from hf_retarget.errors import DataError, ModelError, PortError, RetargetError
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.matching.methods import match
 from hf_retarget.models import (
@@ -155,7 +156,7 @@ def check(
     check_arguments("check", options, CheckArguments)
     run, models = Run(**pick(options, Run)), (src_base, src_ft, new_base)
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
-    given = chosen.data.reference or not isinstance(images, str)
+    given = chosen.data.reference not in ("", NO_DATA) or not isinstance(images, str)
     with doing_now(run.progress, "reading headers"):
         peeked = [peek_checkpoint(each, **run.loading) for each in models]
     source, tuned, target = (each.checkpoint for each in peeked)
@@ -285,6 +286,8 @@ def plan(
     run, given = Run(**pick(options, Run)), Given(**pick(options, Given))
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
     inputs = load_inputs((src_base, src_ft, new_base), images, given.complete(chosen), run, given)
+    if not inputs.has_images:
+        raise PortError("a port without images costs nothing but loading the models; leave out --dry-run")
     contest = Contest(inputs, run, Workplace(None))
     if given.permutation is not None:
         _ = contest.given_permutation  # an error if it does not fit

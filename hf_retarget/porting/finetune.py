@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from hf_retarget.data import ImageData, Preprocess, choose_preprocess, load_data
+from hf_retarget.data import ImageData, Preprocess, Split, check_classes, choose_preprocess, load_data
 from hf_retarget.errors import PortError, RecipeError
 from hf_retarget.evaluation.scorer import Score, Scorer
+from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
 from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
 from hf_retarget.models import Checkpoint, head_names, load_checkpoint, save_model
 from hf_retarget.models.classifier import check_shapes
@@ -50,6 +51,7 @@ class FinetuneArguments(RunArguments, PlaceArguments, total=False):
     head: str
     record: int | None
     num_classes: int | None
+    teacher: str | Path | nn.Module | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,8 @@ def finetune(
     """Fine-tune a model on the training images, and save it to the folder `out`; without `data`, those of the recipe.
 
     `head` is the classifier to start with (auto, keep, fresh, zero). `record` keeps the weights of every N-th step in
-    OUT/trajectory. A run that was killed continues with `resume=True`, to the same weights; until the end, `out` is not
+    OUT/trajectory. With a `teacher`, the model learns what that one says about the images, which then need no labels.
+    A run that was killed continues with `resume=True`, to the same weights; until the end, `out` is not
     there. The other options are those of `port`.
     """
     check_arguments("finetune", options, FinetuneArguments)
@@ -93,9 +96,13 @@ def finetune(
     with place.held():
         with run.stage("loading", "loading the model"):
             checkpoint = load_checkpoint(model, num_classes=options.get("num_classes"), **run.loading)
+            named = options.get("teacher")
+            teacher = None if named is None else load_checkpoint(named, **run.loading)
         with run.stage("loading", "loading the data"):
-            start = prepare_start(checkpoint, images, chosen, head, run.token)
-        work = _Finetuning(chosen, checkpoint, start, place, run, options.get("record"))
+            start = prepare_start(checkpoint, images, chosen, head, run.token, teacher)
+        if teacher is not None:
+            start = _learn_from(teacher, start, chosen, run)
+        work = _Finetuning(chosen, checkpoint, start, place, run, options.get("record"), teacher)
         work.introduce()
         result = work.measure(work.train())
         place.finish(lambda folder: work.write(result, folder), run)
@@ -114,14 +121,26 @@ class Start:
     why: str
     initial_head: dict[str, Tensor]
     """A copy of the head: it cannot be told from the tuned model."""
+    train: Split
+    """The training images, with what the model is to learn: labels, or a teacher's answers."""
 
 
 def prepare_start(
-    checkpoint: Checkpoint, images: Any, recipe: Recipe, head: str = "auto", token: str | None = None
+    checkpoint: Checkpoint,
+    images: Any,
+    recipe: Recipe,
+    head: str = "auto",
+    token: str | None = None,
+    teacher: Checkpoint | None = None,
 ) -> Start:
-    """Bring a checkpoint and images together: labels in one order, and a head for them."""
+    """Bring a checkpoint and images together: labels in one order (that of the teacher), and a head for them."""
     preprocess = choose_preprocess(checkpoint, recipe.data.image_size)
-    data = _load(checkpoint, images, recipe, preprocess, head, token)
+    if teacher is None:
+        data = _load(checkpoint, images, recipe, preprocess, head, token)
+    else:
+        data = load_data(images, recipe.data, preprocess, model_labels=teacher.labels, token=token, need_labels=False)
+        check_classes(data.name, data.classes, data.labels, teacher.reference, teacher.num_classes)
+        data = replace(data, classes=teacher.num_classes)
     kind, why = choose_head(checkpoint, data.classes, data.labels, head)
     model = make_model(checkpoint, data.classes, kind, recipe.finetune.seed)
     check_shapes(model, preprocess.input_size, data.classes)
@@ -129,7 +148,16 @@ def prepare_start(
     names = head_names(replace(checkpoint, weights=state, num_classes=data.classes))
     labels = checkpoint.labels if kind == "keep" and checkpoint.labels else data.labels
     initial_head = {name: state[name].detach().clone() for name in names}
-    return Start(model, data, preprocess, labels, kind, why, initial_head)
+    return Start(model, data, preprocess, labels, kind, why, initial_head, data.train)
+
+
+def _learn_from(teacher: Checkpoint, start: Start, recipe: Recipe, run: Run) -> Start:
+    """The start with the teacher's answers to learn; where there are no labels, they stand in for them, too."""
+    model = teacher.build()
+    check_shapes(model, start.preprocess.input_size, teacher.num_classes)
+    answers = Teacher(Scorer(model, start.data, teacher.num_classes, recipe.port, run), teacher.in_float32())
+    data = start.data if start.data.labelled else answer_for_labels(start.data, answers, test=True)
+    return replace(start, data=data, train=answers.teach(start.data.train, "teacher"))
 
 
 def _load(
@@ -154,6 +182,7 @@ class _Finetuning:
     place: Workplace
     run: Run
     record: int | None
+    teacher: Checkpoint | None
 
     def introduce(self) -> None:
         """Say what will be done, and make a place for it."""
@@ -173,7 +202,7 @@ class _Finetuning:
 
         return train_model(
             self.start.model,
-            data.train,
+            self.start.train,
             options,
             self.run,
             checkpoint=self.place.hidden / self.place.unfinished,
@@ -243,6 +272,7 @@ class _Finetuning:
             "data": self.start.data.fingerprint,
             "finetune": options,
             "head": self.start.head,
+            "teacher": dict(self.teacher.hashes) if self.teacher else None,
             "precision": self.run.precision,
             "record": self.record,
             ENVIRONMENT: describe_environment(),
@@ -280,6 +310,8 @@ class _Finetuning:
                 "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
                 "notes": [*data.notes, *data.broken_notes],
             },
+            "labelled": data.labelled,
+            "teacher": self.teacher.reference if self.teacher else None,
             "options": {
                 "record": self.record,
                 "device": self.run.accelerator.device.type,

@@ -22,8 +22,10 @@ from hf_retarget.data import (
     choose_preprocess,
     load_data,
 )
+from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError
+from hf_retarget.evaluation.batchnorm import has_batchnorm
 from hf_retarget.files import hash_file, hash_tensors, load_tensors
 from hf_retarget.graph import PermutationGraph, pin_tables
 from hf_retarget.graph.trace import trace
@@ -132,6 +134,11 @@ class Inputs:
     tuned_target: Checkpoint | None = None
     also: ImageData | None = None
     """The second set of images."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there is anything to choose, match and score on."""
+        return self.data.name != NO_DATA
 
     @property
     def classes(self) -> int:
@@ -251,7 +258,7 @@ def load_inputs(
         preprocess = choose_preprocess(tuned, recipe.data.image_size)
         data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False)
         check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
-        if not len(data.validation):
+        if not len(data.validation) and data.name != NO_DATA:
             raise DataError(
                 "a port chooses its best step on validation images, and there are none; set data.validation"
             )
@@ -266,6 +273,8 @@ def load_inputs(
             heads = _update_in_part(heads, relation, recipe.port)
         model.load_state_dict(heads.target)
         check_shapes(model, preprocess.input_size, tuned.num_classes)
+        if data.name == NO_DATA:
+            _check_blind(model, relation, recipe)
     return Inputs(
         source, tuned, target, comparison, heads, data, preprocess, model, recipe, relation, given, real, also
     )
@@ -291,6 +300,17 @@ def _load_also(
         test = found.test.join(found.train, found.test.name).join(found.validation, found.test.name)
         found = replace(found, test=test)
     return replace(found, test=replace(found.test, name=f"{found.test.name} (also)"))
+
+
+def _check_blind(model: nn.Module, relation: RelationFacts, recipe: Recipe) -> None:
+    """Refuse a port without images where it could not be right."""
+    needed = "some images are needed (labels are not): name them with --data"
+    if relation.word == INDEPENDENT:
+        raise PortError(f"without images, nothing can be matched, and these bases are {relation.sentence}; {needed}")
+    if has_batchnorm(model):
+        raise PortError(f"the statistics of its BatchNorm layers have to be estimated again; {needed}")
+    if recipe.port.method not in ("auto", "naive") or recipe.finetune.steps or recipe.finetune.epochs:
+        raise PortError(f"only a naive port (--method auto or naive) does without images; {needed}")
 
 
 def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions) -> Heads:

@@ -55,8 +55,9 @@ def port(
     """Move a fine-tuning (from `src_base` to `src_ft`) to a new base, and measure whether that was worth it.
 
     Models are references (timm name, Hub id, folder, file with `arch`) or modules; `data` is the name of a recipe, a
-    reference, or a dataset. With `out`, the result is saved there, all at once, and a run that was killed continues
-    with `resume=True`; without, nothing is written. Further options:
+    reference, a dataset, or "none": between related bases without BatchNorm, the fine-tuning is then added unscored.
+    With `out`, the result is saved there, all at once, and a run that was killed continues with `resume=True`; without,
+    nothing is written. Further options:
 
     - `overrides` changes single fields of the recipe (`{"port.steps": 15}`), `preset` chooses one of its presets.
     - `permutation`: one that was found before (also the folder of a port); no gradients are taken.
@@ -80,7 +81,7 @@ def port(
         key = describe_run(contest, dtype)
         place.begin(key, run)
         _introduce(contest)
-        for contender, role in choose_contenders(given.asked(chosen)):
+        for contender, role in choose_contenders(given.asked(chosen)) if inputs.has_images else ():
             contest.enter(contender, role)  # made, chosen on validation images, scored on test images
         result = make_result(contest, dtype, key)
         place.finish(result.write, run)

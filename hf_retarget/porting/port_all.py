@@ -352,5 +352,5 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _outcome(job: PortJob, status: str, document: PortDocument) -> Outcome:
     scores = {each.name: each.test.top1 for each in document.contenders}
-    origin = document.permutation.origin
-    return Outcome(job.model, job.folder, status, None, document.result.name, scores, document.verdict, origin)
+    origin, result = document.permutation.origin, document.result.name if document.contenders else None
+    return Outcome(job.model, job.folder, status, None, result, scores, document.verdict, origin)

@@ -63,6 +63,10 @@ KINDS = ("only ours", "only theirs", "neither", "both")
 _SIDE = 112  # pixels of a thumbnail, at most
 _SMALL = 4096  # bytes up to which a thumbnail is kept exactly
 _MOST_FLIPPED = 1000
+_NOT_SCORED = (
+    "Not scored: there were no images, so the fine-tuning was added to the new base as it is, by a factor of {:g}; "
+    "hf-retarget evaluate tells how good it is."
+)
 _RULE = "as many of each kind as there are, up to a share; within a kind drawn at random with the seed of the port"
 
 
@@ -156,6 +160,8 @@ class PortResult:
 
     def _write_report(self, folder: Path) -> None:
         """Write report.html and figures/. What cannot be drawn is named there; the model does not suffer."""
+        if not self.document.contenders:
+            return
         try:
             report = compose_report(self.document, self.thumbnails, self._draw_graph())
         except Exception as error:  # whatever it is: hours of work are worth more than a page about them
@@ -181,13 +187,13 @@ class PortResult:
 
 def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]) -> PortResult:
     """Choose, judge, and put everything together."""
-    samples, thumbnails = draw_samples(contest)
-    result = contest.result
-    contest.scorer.load(result.made.weights)
-    best = contest.winner.made.best
+    samples, thumbnails = draw_samples(contest) if contest.entries else ({}, {})
+    weights = contest.result.made.weights if contest.inputs.has_images else add_blindly(contest.inputs)
+    contest.scorer.load(weights)
+    best = contest.winner.made.best if contest.entries else None
     return PortResult(
         model=contest.scorer.model.cpu().eval(),
-        weights=result.made.weights,
+        weights=weights,
         permutation=best.permutation if best else None,
         document=compose_document(contest, samples, key),
         recipe=contest.recipe,
@@ -196,6 +202,17 @@ def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]
         dtype=dtype,
         thumbnails=thumbnails,
     )
+
+
+def add_blindly(inputs: Inputs) -> dict[str, Tensor]:
+    """The new base plus the fine-tuning as it is, where there are no images to choose anything on."""
+    delta, factor = inputs.trajectory.delta(inputs.trajectory.steps), inputs.recipe.port.alpha or 1.0
+    moved = {name: inputs.heads.target[name] + factor * each for name, each in delta.items()}
+    inputs.model.load_state_dict(inputs.heads.target)
+    with torch.no_grad():
+        for name, parameter in inputs.model.named_parameters():  # tied ones once: both names get the new value
+            parameter.copy_(moved[name])
+    return {name: tensor.detach().clone() for name, tensor in inputs.model.state_dict().items()}
 
 
 def publish_recipe(recipe: Recipe, path: Path) -> None:
@@ -215,14 +232,14 @@ def name_library(checkpoint: Checkpoint) -> str:
 
 def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, Any]) -> PortDocument:
     """Everything that is known about a finished port."""
-    inputs, run, winner = contest.inputs, contest.run, contest.winner
-    best, versions, given = winner.made.best, list_versions(), inputs.given.permutation
+    inputs, run, winner = contest.inputs, contest.run, contest.winner if contest.inputs.has_images else None
+    best, versions, given = winner.made.best if winner else None, list_versions(), inputs.given.permutation
     data = inputs.data
     document = PortDocument(
         format=FORMAT,
         version=versions["hf-retarget"],
-        verdict=contest.judge(),
-        winner=winner.contender.name,
+        verdict=contest.judge() if winner else _NOT_SCORED.format(inputs.recipe.port.alpha or 1),
+        winner=winner.contender.name if winner else "",
         contenders=tuple(_describe_entry(each, contest) for each in contest.entries),
         steps_planned=inputs.trajectory.steps,
         models=_describe_models(inputs),

@@ -54,12 +54,13 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
     """
     models = {name: asdict(side) for name, side in document.models.items()}
     target, data, recipe = models["target"], asdict(document.data), document.recipe
+    score = asdict(document.result.test) if document.contenders else {}
     # Without the old base: nothing of it is left, and a search for its fine-tunings should not find a finished port.
     bases = [*_list_origins(target), models["tuned"]["hub_id"]]
     return _render(
         "port_card.md.jinja",
         rows,
-        metadata=_describe(target, data, recipe, bases, asdict(document.result.test), library),
+        metadata=_describe(target, data, recipe, bases, score, library),
         library=library,
         curve=curve,
         base=target,
@@ -102,7 +103,7 @@ def _list_facts(document: PortDocument) -> list[str]:
     facts = []
     if document.relation:
         facts.append(f"The bases: {document.relation.sentence}.")
-    if document.result.flips:
+    if document.contenders and document.result.flips:
         lost, won = document.result.flips
         facts.append(
             f"Of the test images, {lost:,} that the tuned model has right are wrong now, and {won:,} the reverse."
@@ -209,7 +210,7 @@ def _describe(
             metric_value=round(value, 4),
         )
         for most in (1, 5)
-        if (value := score[f"top{most}"]) is not None
+        if (value := score.get(f"top{most}")) is not None
     ]
     known = list(dict.fromkeys(each for each in bases if each))
     entries: dict[str, Any] = {
