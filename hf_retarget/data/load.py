@@ -65,7 +65,7 @@ def load_data(
     if not labelled:
         _check_unlabelled(rows, options, need_labels)
     names, targets = number_labels(rows)
-    count = count_classes(names, targets) if labelled else len(model_labels or ())
+    count = count_classes(names, targets) if labelled else max(1, len(model_labels or ()))  # all have label 0
     names, classes, numbers = choose_labels(names, count, options.classes, model_labels)
     found = {
         split: Split(split, rows[split], torch.arange(len(each)), each, preprocess).renumber(numbers)

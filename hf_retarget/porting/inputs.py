@@ -22,7 +22,7 @@ from hf_retarget.data import (
     choose_preprocess,
     load_data,
 )
-from hf_retarget.data.load import NO_DATA
+from hf_retarget.data.load import NO_DATA, no_images
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError
 from hf_retarget.evaluation.batchnorm import has_batchnorm
@@ -256,7 +256,12 @@ def load_inputs(
         _check_real(source, tuned, real)
     with run.stage("loading", "loading the data"):
         preprocess = choose_preprocess(tuned, recipe.data.image_size)
-        data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False)
+        if recipe.data.reference == NO_DATA and isinstance(images, str):
+            data = no_images(tuned.labels, tuned.num_classes, preprocess)
+        else:
+            data = load_data(
+                images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False
+            )
         check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
         if not len(data.validation) and data.name != NO_DATA:
             raise DataError(

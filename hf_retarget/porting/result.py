@@ -42,6 +42,7 @@ from hf_retarget.models.timm_models import is_timm
 from hf_retarget.names import CARD, GRAPH, PERMUTATION, RECIPE
 from hf_retarget.names import PORT as PORT_FILE
 from hf_retarget.porting.contest import Contest, Entry
+from hf_retarget.porting.cost import count_images
 from hf_retarget.porting.inputs import Inputs
 from hf_retarget.porting.resume import Workplace
 from hf_retarget.porting.verdict import count_flips
@@ -279,15 +280,13 @@ def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, A
 def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
     made, tuned = entry.made, contest.find("tuned")
     in_detail = entry.role in (PORT, AFTER) or entry.contender.is_alternative
-    refitted = contest.find(entry.contender.refits)
-    images = entry.images + (refitted.images if refitted else 0)
     return ContenderFigures(
         name=entry.contender.name,
         role=entry.role,
         gradients=made.gradients,
         validation=made.validation.top1,
         test=_describe_score(entry.test, in_detail),
-        forwards=0.0 if made.curve and not made.steps else images / contest.recipe.port.batch_size,
+        forwards=_count_forwards(entry, contest),
         detail=made.detail,
         also=_describe_score(entry.also, False) if entry.also else None,
         flips=count_flips(tuned.test, entry.test) if tuned and entry is not tuned else None,
@@ -295,6 +294,15 @@ def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
         steps=made.steps,
         curve=made.curve,
     )
+
+
+def _count_forwards(entry: Entry, contest: Contest) -> float:
+    """Minibatches that went forward for a contender, with those of what it refits."""
+    if entry.made.curve and not entry.made.steps:
+        return 0.0  # it was trained, and its price is in gradients
+    refitted, recipe = contest.find(entry.contender.refits), contest.recipe
+    images = entry.contender.forwards(count_images(contest.inputs).sizes(recipe, len(entry.made.steps)))
+    return images / recipe.port.batch_size + (_count_forwards(refitted, contest) if refitted else 0.0)
 
 
 def _describe_score(score: Score, in_detail: bool) -> ScoreFigures:
