@@ -149,8 +149,8 @@ def _refit_base(contest: Contest, weights: dict[str, Tensor]) -> Made:
 def _refit(contest: Contest, weights: dict[str, Tensor]) -> Made:
     contest.scorer.load(weights)
     found: Fitted = contest.fit_head()
-    words = {"labels": "head on labels", "teacher": "head on the tuned model's answers", "both": "head on both"}
-    return Made({**weights, **found.weights}, found.score, detail=words[found.targets], targets=found.targets)
+    detail = f"fitted to {found.targets}"
+    return Made({**weights, **found.weights}, found.score, detail=detail, targets=found.targets)
 
 
 # ---- the naive line

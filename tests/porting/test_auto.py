@@ -267,7 +267,7 @@ def test_without_labels_the_tuned_model_answers_for_them(tuned, related, flat):
     assert document.find("tuned").test.top1 == 1.0, "it agrees with itself"
     assert document.port.test.top1 > 0.8
     assert "agreement with the tuned model" in document.verdict
-    assert "tuned model's answers" in document.find("head").detail
+    assert "fitted to teacher" in document.find("head").detail
     with pytest.raises(rt.DataError, match="no labels to aim at"):
         rt.port(*tuned, related, flat, recipe=make_recipe(targets="labels"))
 
