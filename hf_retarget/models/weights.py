@@ -199,7 +199,7 @@ def strip_prefixes(weights: Mapping[str, Tensor], expected: Collection[str]) -> 
         ['fc.bias']
     """
     stripped = dict(weights)
-    while not any(name in expected for name in stripped):
+    while stripped and not any(name in expected for name in stripped):
         prefix = next((each for each in _PREFIXES if all(name.startswith(each) for name in stripped)), None)
         if prefix is None:
             break
