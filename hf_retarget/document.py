@@ -230,7 +230,7 @@ class PortDocument:
     older: ClassVar[tuple[str, ...]] = ("hf-retarget/port/1",)
 
     def __post_init__(self) -> None:
-        if self.contenders and self.find(self.winner) is None:
+        if (self.contenders or self.winner) and self.find(self.winner) is None:
             raise ValueError(f"its winner '{self.winner}' is not among its contenders")
         if len({each.name for each in self.contenders}) < len(self.contenders):
             raise ValueError("two of its contenders have the same name")

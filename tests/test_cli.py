@@ -172,13 +172,13 @@ def test_demo_tells_the_whole_story(tmp_path):
     result = run("demo", "--quick", "--out", str(tmp_path / "demo"))
     assert result.exit_code == 0, result.output
     made = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert made == {"old", "new", "tuned", "ported"}
+    assert made == {"old", "new", "independent", "tuned", "ported", "matched"}
     report = tmp_path / "demo" / "ported" / "report.html"
     assert result.stdout.splitlines()[-1] == f"Now look at the report: {report}"
     assert report.stat().st_size > 100_000
     assert (tmp_path / "demo" / "ported" / "model.safetensors").exists()
-    labels = (find_contender(name).label for name in ("tuned", "base", "naive", "plain"))
-    for words in (*labels, "(best step", str(tmp_path / "demo" / "ported")):
+    labels = (find_contender(name).label for name in ("tuned", "base", "line", "head", "plain", "matched", "whole"))
+    for words in (*labels, "(best step", "ALSO", str(tmp_path / "demo" / "ported")):
         assert words in result.stdout
 
 

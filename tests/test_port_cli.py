@@ -97,13 +97,14 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     text, errors, out = whole
     table, rest = text.split("\n\n")
     lines = table.splitlines()
-    assert lines[0].split() == ["ON", "THE", "TEST", "IMAGES", "TOP-1", "TOP-5", "LOSS"]
-    names = [find_contender(name).label for name in ("tuned", "base", "naive", "plain", "fgmt")]
-    assert [line.startswith(name) for line, name in zip(lines[1:], names, strict=True)] == [True] * 5
+    assert lines[0].split() == ["ON", "THE", "TEST", "IMAGES", "TOP-1", "TOP-5", "LOSS", "FLIPS", "−/+", "PRICE"]
+    order = ("tuned", "tuned-head", "old-head", "base", "naive", "head", "plain", "fgmt")
+    names = [find_contender(name).label for name in order]
+    assert [line.startswith(name) for line, name in zip(lines[1:], names, strict=True)] == [True] * 8
     document = read_document(out / "port.json")
     assert f"{document.port.test.top1:.1%}" in lines[-1]
     assert f"(best step {document.port.best_step} of 3)" in lines[-1]
-    assert "(12 minibatches)" in lines[-2]
+    assert f"({document.alternative.gradients} minibatches, lr " in lines[-2]
     assert rest.splitlines() == [document.verdict, f"Saved to {out}"]
     told = errors.splitlines()
     assert any(line.startswith("head: zero (the heads differ in size") for line in told)
@@ -114,8 +115,9 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     assert not any("Warning" in line or "\r" in line for line in told)
 
 
-def test_by_default_steps_are_masked_and_the_mask_alone_stands_beside_them(trio, tmp_path):
-    result = run("port", *trio, *DATA, *SMALL, "--no-check", "-q", "--out", str(tmp_path / "ported"))
+def test_the_mask_alone_stands_beside_masked_steps(trio, tmp_path):
+    masked = ("--method", "fgmt-sign", "--no-check", "-q")
+    result = run("port", *trio, *DATA, *SMALL, *masked, "--out", str(tmp_path / "ported"))
     assert result.exit_code == 0, result.output
     rows = [line.split("  ")[0] for line in result.stdout.splitlines()]
     assert any(row.startswith("mask alone, no matching") for row in rows)
@@ -193,7 +195,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(trio, tmp_path, mon
     rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
     assert rows["port"] == "fgmt, 3 steps, 12 gradients of a minibatch"
     assert rows["then"] == "fine-tuning, 10 steps"
-    assert rows["control"] == "plain fine-tuning, 92 steps"
+    assert rows["control"] == "plain fine-tuning, 96 steps", "those of port and fine-tuning, and the forward passes"
     assert rows["data"] == "fashion-mnist (64 train, 16 validation, 80 test)"
     assert rows["memory"].endswith("GB, with all gradients kept")
     assert rows["time"].startswith("about ")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hf_retarget.contenders import find_contender, method_names
+from hf_retarget.contenders import contenders, find_contender
 from hf_retarget.errors import MatchError
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
@@ -26,9 +26,9 @@ Method = Callable[[Problem, State], State]
 
 def run(name: str, problem: Problem, state: State | None = None) -> Iterator[State]:
     """Run a method step by step, from the beginning or from where a saved state left off."""
-    if name not in method_names():
-        raise MatchError(f"unknown method '{name}'; choose one of {', '.join(method_names())}")
-    row = find_contender(name)
+    row, known = find_contender(name), sorted(each.name for each in contenders() if each.step)
+    if not row.step:
+        raise MatchError(f"unknown method '{name}'; choose one of {', '.join(known)}")
     step: Method = row.resolve(row.step)
     state = begin(problem) if state is None else state
     while state.step < problem.trajectory.steps:

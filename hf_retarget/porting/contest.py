@@ -16,6 +16,7 @@ from hf_retarget.evaluation.scorer import Score, Scorer
 from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
 from hf_retarget.graph import Permutation, load_permutation
 from hf_retarget.matching.problem import Problem
+from hf_retarget.models.relation import INDEPENDENT
 from hf_retarget.porting.cost import FEW, Price, count_images, price_port
 from hf_retarget.porting.inputs import Inputs, Traced, trace_model
 from hf_retarget.porting.makers import Declined, Made
@@ -23,6 +24,11 @@ from hf_retarget.porting.resume import Track, Workplace
 from hf_retarget.porting.verdict import judge_port, paired_error
 from hf_retarget.recipe import Recipe
 from hf_retarget.run import Run
+from hf_retarget.words import percent
+
+CLOSE = 0.9
+"""Share of the tuned model's validation accuracy from which nothing is matched between bases of one lineage: there,
+matching finds the identity, or moves neurons that should have stayed (docs/method.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +142,19 @@ class Contest:
         return self.scorer.score(self.chosen_by).top1
 
     # ---- matching
+
+    @property
+    def nothing_to_match(self) -> str:
+        """Why matching is skipped; empty if it is not."""
+        if self.relation.word == INDEPENDENT or not self.ports:
+            return ""
+        best = max(each.made.validation.top1 for each in self.ports)
+        if best < CLOSE * self.tuned_level:
+            return ""
+        return (
+            f"nothing was matched: the bases are of one lineage, and without gradients {percent(best)} of the "
+            f"validation images are right, at least {CLOSE:.0%} of the tuned model's {percent(self.tuned_level)}"
+        )
 
     @cached_property
     def traced(self) -> Traced:

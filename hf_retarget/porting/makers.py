@@ -23,20 +23,14 @@ from hf_retarget.matching.fit import measure_fit
 from hf_retarget.matching.methods import begin, fgmt, fgmt_sign
 from hf_retarget.matching.problem import State
 from hf_retarget.matching.trajectory import SCHEDULES, transplant
-from hf_retarget.models.relation import INDEPENDENT
 from hf_retarget.porting.resume import BestStep, StepDiary, Track
 from hf_retarget.recipe import TrainOptions
 from hf_retarget.training.loop import train_model
-from hf_retarget.words import percent
 
 if TYPE_CHECKING:
     from hf_retarget.porting.contest import Contest
 
 Tensors = Mapping[str, Tensor]
-
-CLOSE = 0.9
-"""Share of the tuned model's validation accuracy from which nothing is matched between bases of one lineage: there,
-matching finds the identity, or moves neurons that should have stayed (docs/method.md)."""
 
 LEAD = 0.01
 """By this much on validation images, whole steps have to be ahead of masked ones for a course to follow them."""
@@ -212,7 +206,7 @@ def follow_course(contest: Contest, contender: Contender) -> Made:
 
     They are taken along the masked steps until whole ones are ahead on validation images, and along those from then on.
     """
-    if reason := _nothing_to_match(contest):
+    if reason := contest.nothing_to_match:
         raise Declined(reason)
     if contender.course not in contest.courses:
         advance = partial(_advance_both, contest)
@@ -223,20 +217,6 @@ def follow_course(contest: Contest, contender: Contender) -> Made:
                 f"whole steps were ahead of masked ones after step {masked}: gradients followed them from there"
             )
     return _make(contest, contender, contest.courses[contender.course])
-
-
-def _nothing_to_match(contest: Contest) -> str:
-    """Why matching is skipped; empty if it is not."""
-    free = [each for each in contest.entries if each.role == PORT]
-    if contest.relation.word == INDEPENDENT or not free:
-        return ""
-    best, tuned = max(each.made.validation.top1 for each in free), contest.tuned_level
-    if best < CLOSE * tuned:
-        return ""
-    return (
-        f"nothing was matched: the bases are of one lineage, and without gradients {percent(best)} of the validation "
-        f"images are right, at least {CLOSE:.0%} of the tuned model's {percent(tuned)}"
-    )
 
 
 def _advance_both(contest: Contest, state: State, tracks: Mapping[str, Track]) -> tuple[State, dict[str, Tensors]]:

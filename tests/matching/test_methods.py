@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.contenders import find_contender, method_names
+from hf_retarget.contenders import contenders, find_contender
 from hf_retarget.errors import MatchError
 from hf_retarget.matching.gradients import GradientCache, Gradients
 from hf_retarget.matching.methods import match, run
@@ -37,7 +37,11 @@ def make_problem(network, noise, target=None, steps=3, count=None, **more) -> Pr
     return Problem(graph, source, target, path, gradient, tuned_target={n: v * 1.1 for n, v in target.items()}, **more)
 
 
-@pytest.mark.parametrize("method", method_names())
+STEPPING = sorted(each.name for each in contenders() if each.step)
+"""Methods that follow a trajectory step by step."""
+
+
+@pytest.mark.parametrize("method", STEPPING)
 def test_every_method_makes_every_step(network, noise, method):
     problem = make_problem(network, noise)
     states = list(run(method, problem))
@@ -69,7 +73,7 @@ def test_gmt_and_fgmt_agree_at_the_first_step(network, noise):
 
 def test_gradient_budgets(network, noise):
     budgets = {"fgmt": 2 * 3, "fgmt-sign": 2 * 3, "naive-sign": 3, "gmt": 2 * (1 + 2 + 3), "permuted-source": 2 * 3}
-    for method in method_names():
+    for method in STEPPING:
         count: list[int] = []
         list(run(method, make_problem(network, noise, count=count)))
         assert len(count) == budgets.get(method, 0) == find_contender(method).gradients(3), method
@@ -95,7 +99,7 @@ def test_sign_masked_steps_only_go_downhill(network, noise):
     assert 0 < kept < moved
 
 
-@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("method", STEPPING)
 def test_a_saved_state_goes_on_as_if_nothing_had_happened(network, noise, method, tmp_path):
     problem = make_problem(network, noise)
     for state in run(method, problem):

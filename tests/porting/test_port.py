@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import html as html_module
 import io
 import json
 import math
@@ -268,7 +269,7 @@ def test_sample_images_are_those_that_the_scores_are_about(planted):
 
 def test_the_report_is_about_this_port(planted):
     html = (planted.folder / "ported" / "report.html").read_text()
-    assert planted.result.verdict.partition(": ")[2] in html
+    assert planted.result.verdict.partition(": ")[2] in html_module.unescape(html)
     assert html.count('src="data:image/') == 12
     assert 'class="graph"' in html
     assert str(planted.folder) not in html.partition("<pre>")[0]
@@ -359,10 +360,11 @@ def test_a_resnet_with_another_head_on_a_colour_folder(colours, tmp_path, labell
     document, plain, after = found.document, found.document.find("plain"), found.document.find("finetuned")
     assert document.head["policy"] == "zero"
     assert load_checkpoint(tmp_path / "ported").labels == ("red", "green", "blue"), "in the model's order"
-    assert (document.port.gradients, plain.gradients) == (8, 8 + 2), "24 images more are two minibatches of 16"
+    price = math.ceil(document.port.price + 24 / 16)
+    assert (document.port.gradients, plain.gradients) == (8, price), "24 images more are one and a half minibatches"
     assert after.curve[0] == (16 * 8, document.port.validation)
     assert [images for images, _ in after.curve] == [16 * 8 + 8 * step for step in range(4)]
-    assert plain.curve[-1][0] == 16 * 10
+    assert plain.curve[-1][0] == 16 * plain.gradients
     assert [images for images, _ in document.port.curve] == [16 * 4, 16 * 8]
     # What is saved is the model that was fine-tuned on.
     assert (after.role, document.result) == ("after", after)
@@ -461,8 +463,7 @@ def test_a_permutation_is_reused_without_gradients(ported, nets, colours, monkey
     assert again.permutation == ported.permutation
     assert (again.document.winner, again.document.port.gradients) == ("given", 0)
     assert again.document.permutation.given
-    assert again.document.find("plain") is None
-    assert any("no gradients" in note for note in again.document.notes)
+    assert again.document.find("plain").gradients == math.ceil(again.document.port.forwards / 3)
     last = ported.history[-1]
     if ported.best_step == last.step:
         assert again.history[-1].top1 == last.top1
@@ -550,7 +551,7 @@ def test_a_control_that_diverges_is_a_note_and_no_end(nets, colours, tmp_path):
         (False, True),
         (True, True),
     ]
-    assert "there is no control" in found.verdict
+    assert "plain fine-tuning" not in found.verdict
     saved, _ = load_tensors(tmp_path / "ported" / "model.safetensors")
     assert all(bool(tensor.isfinite().all()) for tensor in saved.values() if tensor.is_floating_point())
     json.loads((tmp_path / "ported" / "port.json").read_text(), parse_constant=pytest.fail)
@@ -634,7 +635,7 @@ def test_half_precision_is_computed_in_float32_and_written_back(nets, colours, t
 def test_a_plan_says_what_a_port_would_do(nets, ported, colours, tmp_path):
     found = plan(*nets, colours, recipe=make_recipe(finetune__steps=4, finetune__batch_size=16))
     assert found.gradients == ported.document.port.gradients == 12
-    assert found.control_steps == 12 + 4
+    assert found.control_steps == math.ceil(12 + found.forwards / 3 + 4)
     assert found.groups == len(ported.graph.groups)
     assert found.images == ported.document.data.images
     assert found.parameters == sum(parameter.numel() for parameter in ported.model.parameters())
@@ -642,7 +643,7 @@ def test_a_plan_says_what_a_port_would_do(nets, ported, colours, tmp_path):
     assert found.seconds > 0
     json.dumps(found.to_json())
     carried = plan(*nets, colours, recipe=make_recipe(), permutation=ported.permutation)
-    assert (carried.gradients, carried.control_steps) == (0, 0)
+    assert (carried.gradients, carried.control_steps) == (0, math.ceil(carried.forwards / 3))
     assert carried.memory < found.memory
 
 

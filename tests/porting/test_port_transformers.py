@@ -45,7 +45,7 @@ def trio(request, tmp_path):
 
 def test_a_port_is_saved_as_transformers_saves_it(trio, colours):
     sides = [trio / name for name in ("old", "tuned", "new")]
-    result = rt.port(*sides, colours, overrides=SHORT, out=trio / "ported")
+    result = rt.port(*sides, colours, overrides=SHORT | {"port.method": "fgmt"}, out=trio / "ported")
     theirs, report = transformers.AutoModelForImageClassification.from_pretrained(
         trio / "ported", output_loading_info=True
     )

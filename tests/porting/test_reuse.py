@@ -59,7 +59,9 @@ def test_a_plane_takes_what_a_port_takes(tmp_path):
         return save_model(tmp_path / name, net.state_dict(), load_checkpoint(net))
 
     short = {"data.limit": 60, "data.image_size": 28, "port.steps": 1, "port.grad_batches": 1, "port.batch_size": 8}
-    recipe = rt.load_recipe("fashion-mnist").override(**short, **{"port.control": "none", "port.bn_batches": 1})
+    recipe = rt.load_recipe("fashion-mnist").override(
+        **short, **{"port.control": "none", "port.bn_batches": 1, "port.method": "fgmt"}
+    )
     trio = [make("old", 0, 10), make("tuned", 1, 10), make("new", 2, 10)]
     rt.port(*trio, recipe=recipe, out=tmp_path / "ported")
     four = recipe.override(**{"data.classes": ("Coat", "Shirt", "Bag", "Dress")})

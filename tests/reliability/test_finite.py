@@ -98,7 +98,7 @@ def test_answers_that_are_none_are_no_accuracy(models):
 def test_no_method_saves_a_model_that_answers_with_nan(models, tmp_path, options):
     if options == ("--permutation",):
         good = ("--src-base", models / "old", "--src-ft", models / "tuned", "--new-base", models / "new")
-        found = run("port", *good, *DATA, *SHORT, "--control", "none", "--out", tmp_path / "found")
+        found = run("port", *good, *DATA, *SHORT, "--method", "fgmt", "--control", "none", "--out", tmp_path / "found")
         assert found.exit_code == 0, found.output
         options = ("--permutation", tmp_path / "found")
     trio = ("--src-base", models / "old", "--src-ft", models / "tuned", "--new-base", models / "huge")

@@ -87,8 +87,8 @@ def killed(trio, tmp_path, monkeypatch) -> tuple[Path, tuple[object, ...]]:
     command = ("port", *trio, *DATA, *PORT, "--out", tmp_path / "ported")
     write = resume.StepDiary.write
 
-    def write_and_end(self, state, history, best) -> None:
-        write(self, state, history, best)
+    def write_and_end(self, state, tracks) -> None:
+        write(self, state, tracks)
         if state.step == 2:
             raise KeyboardInterrupt
 
