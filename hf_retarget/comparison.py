@@ -64,12 +64,12 @@ class FinishedPort:
             winner=document.winner,
             top1={each.name: each.test.top1 for each in document.table},
             loss={each.name: each.test.loss for each in document.table},
-            best_step=document.port.best_step,
+            best_step=document.trail.best_step,
             minibatches=document.port.gradients,
             seconds=round(math.fsum(document.seconds.values()), 3),
             verdict=document.verdict,
             steps=document.steps_planned,
-            curve=[(float(each.step), each.top1) for each in document.port.steps],
+            curve=[(float(each.step), each.top1) for each in document.trail.steps],
             curves={each.name: each.curve for each in document.contenders if each.curve},
             fields=fields,
             chance=document.chance,
@@ -239,6 +239,7 @@ def _list_fields(document: PortDocument) -> dict[str, Any]:
     fields.pop("data.reference", None)  # where the images lie does not count, only what they are
     return {
         **fields,
+        "port.targets": document.targets,
         **{side: _identify(facts) for side, facts in document.models.items()},
         "architecture": document.models["target"].architecture,
         "data": f"{document.data.name} ({document.data.fingerprint[:8]})",

@@ -390,8 +390,12 @@ def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
         name = names.get(key, key)
         if name not in found:  # a naive port was listed twice
             found[name] = {"name": name, "test": score, **_upgrade_contender(old, key, find_contender(name))}
+    recipe = {name: dict(part) if isinstance(part, dict) else part for name, part in old["recipe"].items()}
+    recipe["port"] = {"targets": "labels", "alpha": None, "update": 1.0, **recipe["port"]}
+    recipe["data"] = {"validation_split": None, **recipe["data"]}
     return {
         **old,
+        "recipe": recipe,
         "format": FORMAT,
         "winner": winner,
         "contenders": list(found.values()),

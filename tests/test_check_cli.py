@@ -199,7 +199,7 @@ def test_no_weights_are_downloaded(hub: Hub, models):
     assert len(of_weights) >= 4
     assert all(record.range for record in of_weights), of_weights
     heads = [record for record in of_weights if record.range == "bytes=0-100000"]
-    assert len(heads) == 4
+    assert len(heads) >= 4
     assert sum(record.sent for record in heads) < 4 * 101_000 < size
     assert sum(record.sent for record in of_weights) < 4 * 101_000 + 3 * SAMPLE_BYTES
     assert document["relation"]["word"] == "independent"

@@ -76,6 +76,11 @@ class Contest:
         """How the bases are related."""
         return self.inputs.relation
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether several contenders may win."""
+        return self.inputs.given.asked(self.recipe).method == AUTO
+
     def note(self, words: str) -> None:
         """Say something that belongs into the result."""
         self.notes.append(words)
@@ -88,7 +93,7 @@ class Contest:
         """Whether there are too few validation images to choose among contenders on them alone."""
         data = self.inputs.data
         alike = data.validation.rows is data.train.rows
-        return self.recipe.port.method == AUTO and len(data.validation) < FEW and alike
+        return self.is_auto and len(data.validation) < FEW and alike
 
     @cached_property
     def chosen_by(self) -> Split:
@@ -122,7 +127,7 @@ class Contest:
     @property
     def targets(self) -> str:
         """What gradients aim at. If nothing was asked for: labels, or what suited the new base's head best."""
-        head = self.find("head") if self.recipe.port.method == AUTO else None
+        head = self.find("head") if self.is_auto else None
         return head.made.targets if head and len(self.kinds_of_targets) > 1 else self.kinds_of_targets[0]
 
     def fit_head(self) -> Fitted:
@@ -212,7 +217,7 @@ class Contest:
         steps = max((len(each.made.steps) for each in self.ports if each.made.gradients), default=0)
         steps = steps or max(len(each.made.steps) for each in self.ports)
         asked, entered = self.inputs.given.asked(self.recipe), [each.contender for each in self.ports]
-        answered = self.teacher.images if asked.method == AUTO else 0
+        answered = self.teacher.images if self.is_auto else 0
         counts = count_images(self.inputs)
         return price_port(self.recipe, counts, steps=steps, asked=asked, entered=entered, answered=answered)
 
@@ -235,7 +240,7 @@ class Contest:
                 self.note(str(reason))
             return
         except PortError as error:  # a loss that is NaN is a fact about a learning rate, and no reason to lose a port
-            if role == PORT and self.recipe.port.method != AUTO:
+            if role == PORT and not self.is_auto:
                 raise
             self.note(f"{contender.label} failed: {error}")
             return

@@ -47,11 +47,11 @@ class ImageCounts:
     test: int = 0
     has_batchnorm: bool = False
 
-    def sizes(self, recipe: Recipe, steps: int) -> Sizes:
-        """What goes forward in one contender."""
+    def sizes(self, recipe: Recipe, steps: int, *, auto: bool) -> Sizes:
+        """What goes forward in one contender, of `auto` or of another method."""
         options, chosen_by = recipe.port, self.validation
         head = min(self.train, HEAD_IMAGES) + chosen_by
-        if options.method == AUTO and self.validation < FEW and recipe.data.validation_split is None:
+        if auto and self.validation < FEW and recipe.data.validation_split is None:
             chosen_by = head = min(self.train + self.validation, HEAD_IMAGES)  # fitted and judged on the same images
         reset = options.bn_batches * options.batch_size if self.has_batchnorm else 0
         return Sizes(steps, chosen_by, reset, head, 1 if options.alpha else len(FACTORS))
@@ -115,7 +115,7 @@ def price_port(
 
     def count(rows: Sequence[Contender], steps: int) -> tuple[int, float]:
         courses = {each.course or each.name: each.gradients(steps) for each in rows if each.gradients(1)}
-        passes = sum(each.forwards(images.sizes(recipe, steps)) for each in rows)
+        passes = sum(each.forwards(images.sizes(recipe, steps, auto=asked.method == AUTO)) for each in rows)
         return sum(courses.values()) * options.grad_batches, passes / options.batch_size
 
     gradients, forwards = count(may_win, made)

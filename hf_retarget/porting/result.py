@@ -301,7 +301,9 @@ def _count_forwards(entry: Entry, contest: Contest) -> float:
     if entry.made.curve and not entry.made.steps:
         return 0.0  # it was trained, and its price is in gradients
     refitted, recipe = contest.find(entry.contender.refits), contest.recipe
-    images = entry.contender.forwards(count_images(contest.inputs).sizes(recipe, len(entry.made.steps)))
+    images = entry.contender.forwards(
+        count_images(contest.inputs).sizes(recipe, len(entry.made.steps), auto=contest.is_auto)
+    )
     return images / recipe.port.batch_size + (_count_forwards(refitted, contest) if refitted else 0.0)
 
 

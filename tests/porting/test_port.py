@@ -168,7 +168,7 @@ def test_a_planted_permutation_is_found_and_the_function_of_the_tuned_model_is_c
     assert top1["fgmt"] > top1["tuned"] - 0.1
     assert top1["naive"] < 0.25
     assert top1["base"] < 0.25
-    assert result.verdict.startswith("Worth it: ")
+    assert "the matching itself was worth +" in result.verdict
     assert result.document.head["policy"] == "own"
 
 
@@ -360,8 +360,8 @@ def test_a_resnet_with_another_head_on_a_colour_folder(colours, tmp_path, labell
     document, plain, after = found.document, found.document.find("plain"), found.document.find("finetuned")
     assert document.head["policy"] == "zero"
     assert load_checkpoint(tmp_path / "ported").labels == ("red", "green", "blue"), "in the model's order"
-    price = math.ceil(document.port.price + 24 / 16)
-    assert (document.port.gradients, plain.gradients) == (8, price), "24 images more are one and a half minibatches"
+    price = math.ceil(document.port.price + 2)
+    assert (document.port.gradients, plain.gradients) == (8, price), "24 images more are two minibatches of 16"
     assert after.curve[0] == (16 * 8, document.port.validation)
     assert [images for images, _ in after.curve] == [16 * 8 + 8 * step for step in range(4)]
     assert plain.curve[-1][0] == 16 * plain.gradients
