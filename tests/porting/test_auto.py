@@ -90,7 +90,7 @@ def test_between_related_bases_nothing_is_matched_or_traced(tuned, related, colo
     document = done.document
     assert document.relation.word == "same lineage"
     assert document.relation.cosine > 0.99
-    assert {each.name for each in document.contenders} == {"line", "line-head", "head"}
+    assert {each.name for each in document.contenders} == {"naive-line", "naive-head", "head"}
     assert all(each.gradients == 0 < each.forwards for each in document.contenders)
     assert any("nothing was matched" in note for note in document.notes)
     assert done.permutation is done.graph is None
@@ -215,8 +215,8 @@ def test_a_model_without_one_linear_classifier_is_ported_without_new_heads(colou
     torch.manual_seed(0)
     old = Twice()
     document = rt.port(old, shake(old, 0.2), shake(old, 0.1, seed=6), colours, recipe=make_recipe()).document
-    assert document.find("line") is not None
-    assert document.find("line-head") is document.find("head") is None
+    assert document.find("naive-line") is not None
+    assert document.find("naive-head") is document.find("head") is None
     assert any("does not make the outputs" in note for note in document.notes)
 
 
@@ -225,7 +225,7 @@ def test_a_model_without_one_linear_classifier_is_ported_without_new_heads(colou
 
 def test_a_factor_that_was_given_is_the_only_one(tuned, related, colours):
     done = rt.port(*tuned, related, colours, recipe=make_recipe(alpha=0.5))
-    line = done.document.find("line")
+    line = done.document.find("naive-line")
     assert [(each.far, line.detail) for each in line.steps] == [(0.5, "factor 0.5")]
 
 

@@ -33,6 +33,7 @@ from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting.contest import Contest
 from hf_retarget.porting.makers import Declined, Made, keep_base
+from hf_retarget.report.chart import COLOURS
 from hf_retarget.report.comparison import draw_comparison_page
 
 # name: the roles that it can have, gradients for 3 steps, whether it is a method
@@ -42,8 +43,8 @@ TABLE = {
     "old-head": ({BESIDE}, 0, False),
     "base": ({BESIDE}, 0, False),
     "naive": ({PORT, BESIDE}, 0, True),
-    "line": ({PORT}, 0, False),
-    "line-head": ({PORT}, 0, False),
+    "naive-line": ({PORT}, 0, False),
+    "naive-head": ({PORT}, 0, False),
     "head": ({PORT, BESIDE}, 0, True),
     "matched": ({PORT}, 6, False),
     "matched-head": ({PORT}, 0, False),
@@ -95,6 +96,10 @@ def test_import_paths_resolve(contender):
 
 
 # ---- how it looks
+
+
+def test_no_contender_has_the_name_of_another_colour_of_a_page():
+    assert not {each.name for each in contenders()} & set(COLOURS), "both become variables of a style sheet"
 
 
 def test_no_two_contenders_share_a_colour_or_a_word():

@@ -69,7 +69,7 @@ def test_a_naive_port_is_not_compared_with_itself():
 
 
 def test_without_labels_it_speaks_of_agreement():
-    winner = make_entry("line", PORT, 0.9)
+    winner = make_entry("naive-line", PORT, 0.9)
     entries = [winner, make_entry("plain", BESIDE, 0.4), make_entry("tuned", BESIDE, 1.0)]
     said = judge_port(entries, winner, winner, labelled=False)
     assert "90.0% agreement with the tuned model" in said
@@ -87,10 +87,10 @@ def test_only_images_on_which_two_models_differ_make_the_error():
 @pytest.mark.parametrize(
     ("validation", "winner"),
     [
-        ({"line": 0.70, "line-head": 0.70, "head": 0.60}, "line"),  # of equals the simplest
-        ({"line": 0.70, "line-head": 0.80, "head": 0.60}, "line-head"),
+        ({"naive-line": 0.70, "naive-head": 0.70, "head": 0.60}, "naive-line"),  # of equals the simplest
+        ({"naive-line": 0.70, "naive-head": 0.80, "head": 0.60}, "naive-head"),
         ({"head": 0.799, "matched": 0.80}, "head"),
-        ({"line": 0.30, "head": 0.60, "matched": 0.70}, "matched"),
+        ({"naive-line": 0.30, "head": 0.60, "matched": 0.70}, "matched"),
     ],
 )
 def test_ties_go_to_the_simpler(validation, winner):
