@@ -177,7 +177,9 @@ def test_demo_tells_the_whole_story(tmp_path):
     assert result.stdout.splitlines()[-1] == f"Now look at the report: {report}"
     assert report.stat().st_size > 100_000
     assert (tmp_path / "demo" / "ported" / "model.safetensors").exists()
-    labels = (find_contender(name).label for name in ("tuned", "base", "naive-line", "head", "plain", "matched", "whole"))
+    labels = (
+        find_contender(name).label for name in ("tuned", "base", "naive-line", "head", "plain", "matched", "whole")
+    )
     for words in (*labels, "(best step", "ALSO", str(tmp_path / "demo" / "ported")):
         assert words in result.stdout
 
