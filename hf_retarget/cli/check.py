@@ -10,6 +10,7 @@ from hf_retarget.cli.options import bases_options, debug_option, model_options, 
 from hf_retarget.cli.progress import status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import echo_json, echo_rows
+from hf_retarget.contenders import AUTO
 from hf_retarget.names import SIDES
 from hf_retarget.words import estimate, size
 
@@ -57,12 +58,12 @@ def check(ctx: click.Context, /, recipe: Recipe, quiet: bool, as_json: bool, **o
     if as_json:
         echo_json(found.to_json())
     else:
-        echo_rows(_describe(found), width=11)
+        echo_rows(_describe(found, matches=recipe.port.method != AUTO), width=11)
     if not found.compatible:
         ctx.exit(1)
 
 
-def _describe(found: InputCheck) -> list[Row]:
+def _describe(found: InputCheck, *, matches: bool) -> list[Row]:
     rows = [(SIDES[name], _side(side)) for name, side in found.sides.items()]
     rows.append(("download", size(found.download) if found.download else "nothing: all weights are on this machine"))
     if found.head:
@@ -77,7 +78,7 @@ def _describe(found: InputCheck) -> list[Row]:
     if found.graph:
         rows.append(("graph", _graph(found)))
     if found.cost:
-        rows += _cost(found.cost)
+        rows += _cost(found.cost, matches)
     rows += [("differs", words) for words in _differences(found)]
     rows += [("note", note) for note in found.notes]
     if found.probe:
@@ -114,8 +115,9 @@ def _graph(found: InputCheck) -> str:
     return f"{graph.groups} groups of neurons to match, {share}{held}{unknown}"
 
 
-def _cost(cost: Cost) -> list[Row]:
+def _cost(cost: Cost, matches: bool) -> list[Row]:
     control = f", and {cost.control:,} for the control" if cost.control else ""
+    control += "" if matches else "; far fewer if nothing has to be matched"
     rows = [
         ("gradients", f"{cost.gradients:,} of a minibatch of {cost.batch_size}{control}"),
         (
