@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -460,26 +461,17 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
     )
     checkpoint = place.hidden / f"{way.name}.training.safetensors" if place.out else None
     store = place.hidden / f"{way.name}.best.safetensors" if place.out else None
-    best: tuple[float, float, int] | None = None
-    weights = dict(way.weights)
-    if store is not None and store.exists():
-        try:
-            weights, about = load_tensors(store)
-            best = about["top1"], about["loss"], about["step"]
-            weights = {name: weights[name] for name in way.weights}
-        except (OSError, KeyError):
-            best = None
-    contest.run.accelerator.wait_for_everyone()
+    best, weights = _read_best(store, checkpoint, way.weights)
+    contest.run.accelerator.wait_for_everyone()  # all have read before the main process writes
 
     def score(model: nn.Module, step: int) -> float:
         nonlocal best, weights
         scorer.reset_batchnorm()
         found = scorer.score(data.validation)
-        rank = (*_rank(found), step)
-        if best is None or rank[:2] > best[:2]:
-            best, weights = rank, scorer.weights()
+        if _rank(found) > best:
+            best, weights = _rank(found), scorer.weights()
             if store is not None and contest.run.is_main:
-                save_tensors(store, weights, {"top1": rank[0], "loss": rank[1], "step": step})
+                save_tensors(store, weights, {"top1": found.top1, "loss": found.loss})
         return found.top1
 
     scorer.load(way.weights)
@@ -487,3 +479,18 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
     history = train_model(scorer.model, train, options, contest.run, checkpoint=checkpoint, score=score)
     scorer.load(weights)
     return Made(weights, scorer.score(data.validation), options.steps, curve=history.scores)
+
+
+def _read_best(
+    store: Path | None, checkpoint: Path | None, start: Tensors
+) -> tuple[tuple[float, float], dict[str, Tensor]]:
+    """The best weights so far of a fine-tuning that was killed; without them, it begins again."""
+    try:
+        if store is None or not store.exists():
+            raise FileNotFoundError
+        tensors, about = load_tensors(store)
+        return (about["top1"], -about["loss"]), {name: tensors[name] for name in start}
+    except (OSError, KeyError):
+        if checkpoint is not None:
+            checkpoint.unlink(missing_ok=True)
+        return (-math.inf, -math.inf), dict(start)

@@ -644,7 +644,6 @@ def test_a_plan_says_what_a_port_would_do(nets, ported, colours, tmp_path):
     json.dumps(found.to_json())
     carried = plan(*nets, colours, recipe=make_recipe(), permutation=ported.permutation)
     assert (carried.gradients, carried.control_steps) == (0, math.ceil(carried.forwards / 3))
-    assert carried.memory < found.memory
 
 
 @pytest.mark.parametrize(
