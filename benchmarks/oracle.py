@@ -90,7 +90,8 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 def describe(folder: Path) -> dict[str, Any]:
     """Hashes of the files, and all numbers of port.json, sorted: names may change, numbers may not."""
-    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
+    there = [name for name in FILES if (folder / name).exists()]  # a port that matched nothing has no permutation
+    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
     document = json.loads((folder / "port.json").read_text())
     return {"hashes": hashes, "numbers": sorted(set(numbers(document)))}
 
@@ -118,7 +119,7 @@ def main() -> None:
         before, wrong = json.loads(options.compare.read_text()), 0
         for name, old in before.items():
             for file, digest in old["hashes"].items():
-                same = found[name]["hashes"][file] == digest
+                same = found[name]["hashes"].get(file) == digest
                 wrong += not same
                 print(f"{name:<10} {file:<26} {'same' if same else 'DIFFERS'}")
             lost = sorted(set(old["numbers"]) - set(found[name]["numbers"]))
