@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import ModelError
@@ -58,6 +58,17 @@ class _Sums:
     def drift(self) -> float | None:
         distance = max(self.old + self.new - 2 * self.product, 0.0)
         return math.sqrt(distance / self.tuning) if self.tuning else None
+
+
+def list_backbone(model: nn.Module, head: Iterable[str]) -> list[str]:
+    """The parameters that tell a lineage: no vectors, since all scales of norms begin at 1 and say nothing.
+
+    Example:
+        >>> list_backbone(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2)), ["2.weight", "2.bias"])
+        ['0.weight']
+    """
+    names = {name: each.ndim for name, each in model.named_parameters() if name not in set(head)}
+    return [name for name, axes in names.items() if axes > 1] or list(names)
 
 
 def measure_relation(

@@ -37,7 +37,7 @@ from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajecto
 from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import Heads, fit_heads, make_model
-from hf_retarget.models.relation import INDEPENDENT, measure_relation
+from hf_retarget.models.relation import INDEPENDENT, list_backbone, measure_relation
 from hf_retarget.models.weights import find_not_finite
 from hf_retarget.recipe import DataOptions, PortOptions, Recipe
 from hf_retarget.run import Run, describe_environment
@@ -272,8 +272,9 @@ def load_inputs(
         also = _load_also(given, data, recipe, tuned, preprocess, run) if given.also_data else None
         heads = _fit_heads((source, tuned, target), comparison, recipe, given.initial_head)
         model = target.build(tuned.num_classes)
-        backbone = [name for name, _ in model.named_parameters() if name not in comparison.head]
-        relation = measure_relation(heads.source, tuned.in_float32(), heads.target, backbone)
+        relation = measure_relation(
+            heads.source, tuned.in_float32(), heads.target, list_backbone(model, comparison.head)
+        )
         if recipe.port.update < 1:
             heads = _update_in_part(heads, relation, recipe.port)
         model.load_state_dict(heads.target)
