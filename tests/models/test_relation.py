@@ -13,6 +13,7 @@ from hf_retarget.models.relation import (
     LINEAGE,
     SAMPLE_BYTES,
     compare_samples,
+    list_backbone,
     measure_relation,
     sample_weights,
 )
@@ -39,6 +40,17 @@ def test_words_follow_cosine_and_distance():
     same = measure_relation(old, old, tuned, "abc")
     assert same.drift is None
     assert "times as far" not in same.sentence
+
+
+def test_scales_of_norms_do_not_make_a_lineage():
+    torch.manual_seed(0)
+    old, new = (timm.create_model("test_vit", num_classes=5, img_size=32) for _ in range(2))
+    weights, other = old.state_dict(), new.state_dict()
+    names = list_backbone(old, ["head.weight", "head.bias"])
+    assert all(weights[name].ndim > 1 for name in names)
+    assert measure_relation(weights, weights, other, names).word == INDEPENDENT
+    everything = [name for name, _ in old.named_parameters()]
+    assert measure_relation(weights, weights, other, everything).word != INDEPENDENT, "what would happen with them"
 
 
 def test_a_sample_is_small_and_the_same_of_all_models_of_an_architecture(tmp_path):
