@@ -207,7 +207,7 @@ for _row in (
     ),
     Contender(
         "tuned-head",
-        label="tuned model, head refitted",
+        label="tuned model, new head",
         short="tuned + head",
         colours=("#db2777", "#fbcfe8"),
         marker="*",
@@ -262,7 +262,7 @@ for _row in (
     ),
     Contender(
         "naive-head",
-        label="naive port, head refitted",
+        label="naive port, new head",
         short="naive + head",
         colours=("#9a3412", "#fed7aa"),
         marker="s",
@@ -286,7 +286,7 @@ for _row in (
     ),
     Contender(
         "matched",
-        label="matched port, masked steps",
+        label="matched port, masked",
         short="matched",
         colours=("#1e40af", "#bfdbfe"),
         marker="o",
@@ -300,7 +300,7 @@ for _row in (
     ),
     Contender(
         "matched-head",
-        label="matched port, masked steps, head refitted",
+        label="matched port, masked, new head",
         short="matched + head",
         colours=("#312e81", "#c7d2fe"),
         marker="o",
@@ -314,7 +314,7 @@ for _row in (
     ),
     Contender(
         "whole",
-        label="matched port, whole steps",
+        label="matched port, whole",
         short="whole",
         colours=("#0284c7", "#7dd3fc"),
         marker="o",
@@ -328,7 +328,7 @@ for _row in (
     ),
     Contender(
         "whole-head",
-        label="matched port, whole steps, head refitted",
+        label="matched port, whole, new head",
         short="whole + head",
         colours=("#075985", "#bae6fd"),
         marker="o",

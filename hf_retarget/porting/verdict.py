@@ -51,14 +51,14 @@ def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled
     unmatched = next((each for each in entries if each.contender.name == port.contender.without_matching), None)
     beside = f"; the matching itself was worth {_difference(port.test, unmatched.test)}" if unmatched else ""
     facts = f"{what}: {start}{kept}{f'; {compared}' if compared else ''}{beside}"
-    if not rivals:
-        return f"Undecided: {facts}; not compared with plain fine-tuning; --control full does."
     better = [each for each in rivals if _is_clear(each.test, ours) and each.test.top1 > ours.top1]
     if better:
         best = max(better, key=lambda each: each.test.top1)
         return f"Not worth it: {facts}; {best.contender.instead}."
     if port.contender.instead:
         return f"No port needed: {facts}; {port.contender.instead}."
+    if not any(each.contender.is_alternative for each in rivals):
+        return f"Undecided: {facts}; not compared with plain fine-tuning (--control full does)."
     if not all(_is_clear(ours, each.test) for each in rivals):
         return f"Undecided: {facts}; more test images would tell."
     if unmatched and not (_is_clear(port.test, unmatched.test) and port.test.top1 > unmatched.test.top1):

@@ -51,6 +51,8 @@ def judge(port: float, after: float | None = None, *, method: str = "fgmt", **ot
         ({"port": 0.4025, "plain": 0.4, "naive": 0.3}, "Undecided:", "not shown to differ"),
         ({"port": 0.4, "plain": 0.6, "after": 0.8}, "Worth it:", "80.0% on 400 test images"),
         ({"port": 0.4, "naive": 0.3}, "Undecided:", "--control full"),
+        ({"port": 0.6, "head": 0.4}, "Undecided:", "not compared with plain fine-tuning"),
+        ({"port": 0.4, "head": 0.6}, "Not worth it:", "fit a head"),
         ({"port": 0.6, "plain": 0.4, "tuned": 0.8}, "Worth it:", "75% of the tuned model's 80.0%"),
         ({"port": 0.6, "plain": 0.4, "method": "head"}, "No port needed:", "fit a head on the new base"),
     ],
