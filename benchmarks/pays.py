@@ -98,6 +98,8 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "fgmt": {"port.method": "fgmt"},
     "fgmt-sign": {"port.method": "fgmt-sign"},
     "naive": {"port.method": "naive", "port.steps": 1},
+    "plus-25": {"finetune.steps": 25},
+    "teacher-plus-50": {"port.targets": "teacher", "finetune.steps": 50},
     "few": {"data.limit": 111},
     "few-labels": {"data.limit": 111, "port.targets": "labels"},
     "few-teacher": {"data.limit": 111, "port.targets": "teacher"},
@@ -185,6 +187,9 @@ def measure(name: str, seed: int, situation: str) -> dict[str, Any]:
     images: Mapping[str, Any] = bench.pictures
     if limit := changes.pop("data.limit", None):
         images = {**images, "train": _take(images["train"], bench.task.classes, limit, seed)}
+    if "finetune.steps" in changes:
+        rates, how = sorted(bench.task.rates or bench.task.tuning.lrs), bench.task.tuning
+        changes = {**replace(how, batch=bench.task.batch).overrides(rates[len(rates) // 2], seed), **changes}
     recipe = bench.recipe.override(**changes)
     began = time.perf_counter()
     result = rt.port(old, tuned, new, images, recipe=recipe)
@@ -201,7 +206,7 @@ def measure(name: str, seed: int, situation: str) -> dict[str, Any]:
         "drift": document.relation.drift,
         "tuned": scorer.score(bench.data.test).top1,
         "winner": document.winner,
-        "test": document.port.test.top1,
+        "test": document.result.test.top1,
         "gradients": document.port.gradients,
         "seconds": round(seconds, 1),
         "matched": any(each.gradients for each in document.contenders),
