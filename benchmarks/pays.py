@@ -82,8 +82,8 @@ PAIRS = {
     "vit-siblings": Pair(
         "vit-6to4", "seed-0", Onward(200, 3e-4, optimizer="adamw", seed=1), Onward(200, 3e-4, optimizer="adamw", seed=2)
     ),
-    "mobilenet-near": Pair("mobilenet-flowers", "torchvision", Onward(40, 0.003, noisy=True)),
-    "mobilenet-far": Pair("mobilenet-flowers", "torchvision", Onward(150, 0.01, noisy=True)),
+    "mobilenet-near": Pair("mobilenet-flowers", "torchvision", Onward(10, 0.0003, noisy=True)),
+    "mobilenet-far": Pair("mobilenet-flowers", "torchvision", Onward(40, 0.003, noisy=True)),
     "resnet20": Pair("resnet20-flowers", "akamaster", "bognev"),
     "resnet20-back": Pair("resnet20-flowers-back", "bognev", "akamaster"),
     "vit": Pair("vit-6to4", "seed-0", "seed-1"),

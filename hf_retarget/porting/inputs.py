@@ -39,6 +39,7 @@ from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import Heads, fit_heads, make_model
 from hf_retarget.models.relation import INDEPENDENT, list_backbone, measure_relation
 from hf_retarget.models.weights import find_not_finite
+from hf_retarget.porting.resume import ENVIRONMENT
 from hf_retarget.recipe import DataOptions, PortOptions, Recipe
 from hf_retarget.run import Run, describe_environment
 from hf_retarget.training.recorder import TrajectoryRecorder
@@ -47,9 +48,6 @@ Reference = str | Path | nn.Module
 Tensors = Mapping[str, Tensor]
 Checkpoints = str | Path | Sequence[str | Path]
 """A folder that a TrajectoryRecorder wrote, or files in order."""
-
-ENVIRONMENT = "environment"
-"""The part of a run's key that may change without making it another run: then the work is done again."""
 
 WRONG_CLASSES = "a port needs the data of the fine-tuning (--data-classes chooses among them)"
 """What to do about data with other classes than those of the tuned model."""

@@ -16,9 +16,9 @@ from hf_retarget.files import hash_tensors
 from hf_retarget.graph import Permutation
 from hf_retarget.names import DTYPES, PORT
 from hf_retarget.porting.contest import Contest
-from hf_retarget.porting.inputs import ENVIRONMENT, Checkpoints, Given, Reference, load_inputs
+from hf_retarget.porting.inputs import Checkpoints, Given, Reference, load_inputs
 from hf_retarget.porting.result import PortResult, make_result
-from hf_retarget.porting.resume import PlaceArguments, Workplace
+from hf_retarget.porting.resume import ENVIRONMENT, PlaceArguments, Workplace
 from hf_retarget.recipe import Recipe, finish_recipe
 from hf_retarget.run import Run, RunArguments, check_arguments, describe_environment, pick
 

@@ -1,0 +1,41 @@
+"""Where a port pays: the page is made of the records that are committed, and a whole run leaves one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pays
+import pytest
+from quality.tasks import TASKS
+
+from hf_retarget.contenders import find_contender
+
+PAGE = Path(__file__).parents[2] / "docs" / "pays.md"
+
+
+def test_the_page_is_that_of_the_records():
+    assert PAGE.read_text("utf-8") == pays.write_tables(), "run: python benchmarks/pays.py --write docs/pays.md"
+
+
+def test_records_are_of_pairs_and_contenders_that_there_are():
+    records = [json.loads(path.read_text("utf-8")) for path in pays.RESULTS.glob("*.json")]
+    assert records
+    for each in records:
+        assert each["pair"] in pays.PAIRS
+        assert pays.PAIRS[each["pair"]].task in TASKS
+        for name in each.get("contenders", ()):
+            assert find_contender(name).place or find_contender(name).is_method or name == "finetuned", name
+
+
+def test_a_run_leaves_its_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(pays, "OUT", tmp_path)
+    monkeypatch.setitem(pays.PAIRS, "tiny", pays.Pair("tiny", "seed-0", pays.Onward(4, 0.01)))
+    found = pays.measure("tiny", 0, "labels")
+    assert found["word"] == "same lineage"
+    assert found["winner"] in found["contenders"]
+    assert found["test"] == found["contenders"][found["winner"]]["test"]
+    plain = pays.train_plainly("tiny", 0, 3)
+    assert 0 <= plain["test"] <= 1
+    with pytest.raises(KeyError):
+        pays.measure("nobody", 0, "labels")
