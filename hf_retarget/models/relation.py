@@ -29,7 +29,7 @@ pairs, with the head refitted. Beyond, the more the bases have drifted apart, th
 
 SAMPLE_BYTES = 4 << 20
 """What is read of a model, at most, to tell how it is related to another before anything is downloaded."""
-_SAMPLES = 16  # tensors of which a part is read
+_SAMPLES = 8  # tensors of which a part is read, each with a request of its own
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -120,29 +120,34 @@ def sample_weights(files: Iterable[Path], hub: HubModel | None) -> dict[str, Ten
     Which tensors are read depends on names and shapes alone, so that models of one architecture have the same.
     """
     found: dict[str, tuple[Path, str, int, int]] = {}
+    begins: dict[Path, int] = {}
     for path in files:
         for name, entry in _read_header(path).items():
             kind, shape = entry.get("dtype"), entry.get("shape", ())
             if name != "__metadata__" and kind in _TYPES and len(shape) > 1:
                 found[name] = (path, kind, int(entry["data_offsets"][0]), math.prod(shape))
     names = sorted(found)
-    chosen = names[:: max(1, -(-len(names) // _SAMPLES))]
-    return {name: _read_numbers(*found[name], hub) for name in chosen}
+    sample = {}
+    for name in names[:: max(1, -(-len(names) // _SAMPLES))]:
+        path, kind, offset, count = found[name]
+        if path not in begins:
+            begins[path] = 8 + int(struct.unpack("<Q", _read_bytes(path, 0, 8, hub))[0])
+        length = min(count, SAMPLE_BYTES // 4 // _SAMPLES) * _TYPES[kind].itemsize
+        raw = _read_bytes(path, begins[path] + offset, length, hub)
+        sample[name] = torch.frombuffer(bytearray(raw), dtype=_TYPES[kind]).float()
+    return sample
 
 
-def _read_numbers(path: Path, kind: str, offset: int, count: int, hub: HubModel | None) -> Tensor:
-    dtype = _TYPES[kind]
-    length = min(count, SAMPLE_BYTES // 4 // _SAMPLES) * dtype.itemsize
+def _read_bytes(path: Path, start: int, length: int, hub: HubModel | None) -> bytes:
     if hub is not None and hub.is_hollow(path):
-        start = 8 + struct.unpack("<Q", hub.read_range(path.name, 0, 8))[0] + offset
         raw = hub.read_range(path.name, start, start + length)
     else:
         with path.open("rb") as file:
-            file.seek(8 + struct.unpack("<Q", file.read(8))[0] + offset)
+            file.seek(start)
             raw = file.read(length)
     if len(raw) < length:
         raise ModelError(f"'{path.name}' is cut off")
-    return torch.frombuffer(bytearray(raw), dtype=dtype).float()
+    return raw
 
 
 def _read_header(path: Path) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_a_sample_is_small_and_the_same_of_all_models_of_an_architecture(tmp_pat
         paths.append(tmp_path / name / "model.safetensors")
     old, new = (sample_weights([path], None) for path in paths)
     assert list(old) == list(new)
-    assert 8 < len(old) <= 16
+    assert 4 <= len(old) <= 8
     assert sum(each.numel() * 4 for each in old.values()) <= SAMPLE_BYTES
     whole = load_checkpoint(tmp_path / "old").weights
     for name, part in old.items():
@@ -75,4 +75,4 @@ def test_large_tensors_are_read_in_part(tmp_path):
     save_file({"w": torch.arange(3_000_000.0).view(1000, 3000)}, tmp_path / "model.safetensors")
     (part,) = sample_weights([tmp_path / "model.safetensors"], None).values()
     assert part.tolist()[:3] == [0.0, 1.0, 2.0]
-    assert len(part) * 4 * 16 == SAMPLE_BYTES
+    assert len(part) * 4 * 8 == SAMPLE_BYTES
