@@ -299,13 +299,16 @@ _LINEAGE = """
 
 The new base is the old one, trained on: ResNet-20 on CIFAR-10 (*robust*: half of the images noisy), a small ViT on six
 kinds of clothes, MobileNetV2 on its own answers to noisy photos. *plain-N*: the new base fine-tuned with N minibatches,
-from a zero head, at the best of two to four rates. None of the other columns takes a gradient unless *matched* says so.
+from a zero head, at the best of two to four rates. *plus-25*: auto, and 25 minibatches of fine-tuning at one middling
+rate. None of the other columns takes a gradient unless *matched* says so.
 """
 
 _APART = """
 ## Independent bases
 
-Bases that were trained apart; *head* is the new base with a closed-form head.
+Bases that were trained apart; *head* is the new base with a closed-form head. *teacher-plus-50*: no labels, matching
+and 50 minibatches of fine-tuning after the tuned model. *few*: 111 training images in all, with labels and teacher as
+validation chooses, with labels only, and with the teacher only.
 """
 
 
@@ -318,7 +321,7 @@ def write_tables() -> str:
     related = [name for name, pair in PAIRS.items() if not isinstance(pair.new, str) and (name, "labels") in found]
     apart = [name for name, pair in PAIRS.items() if isinstance(pair.new, str) and (name, "labels") in found]
     page = _TOP + _LINEAGE + "\n"
-    columns = ("naive", "head", "plain-20", "plain-60", "teacher")
+    columns = ("naive", "head", "plain-20", "plain-60", "plus-25", "teacher")
     page += _row("pair", "d/τ", "n", "tuned", "**auto**", "of tuned", "winner", "matched", *columns) + _rule(
         8 + len(columns)
     )
@@ -326,7 +329,7 @@ def write_tables() -> str:
         runs = found[name, "labels"]
         page += _row(*_first(name, runs), *_others(name, found, columns))
     page += _APART + "\n"
-    columns = ("naive", "head", "fgmt", "fgmt-sign", "teacher")
+    columns = ("naive", "head", "fgmt", "fgmt-sign", "teacher-plus-50", "plain-100", "few", "few-labels", "few-teacher")
     page += _row("pair", "d/τ", "n", "tuned", "**auto**", "of tuned", "winner", "matched", *columns) + _rule(
         8 + len(columns)
     )

@@ -48,8 +48,8 @@ Row = tuple[str, str]
 def check(ctx: click.Context, /, recipe: Recipe, quiet: bool, as_json: bool, **options: Any) -> None:
     """Find out whether a fine-tuning can be ported, and what that costs, without downloading weights.
 
-    Only configurations and the headers of the weights are read, a few kB. Exits with 0 if a port is possible, else with
-    1. A MODEL is a timm name, a Hub id (org/name@revision), a folder, or a file with --arch.
+    Only configurations, headers and a sample of the weights are read, at most 4 MB of a model. Exits with 0 if a port
+    is possible, else with 1. A MODEL is a timm name, a Hub id (org/name@revision), a folder, or a file with --arch.
     """
     with status("starting"):
         from hf_retarget.porting.check import check

@@ -140,8 +140,9 @@ def port(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet:
-        if document.contenders:
-            echo(f"Look: {out}/report.html", err=True)
+        if not document.contenders:
+            return
+        echo(f"Look: {out}/report.html", err=True)
         echo(f"Next: hf-retarget finetune {describe_data(out, recipe)} --steps 200 --out …", err=True)
 
 

@@ -144,12 +144,12 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
     labelled = not any(each.unlabelled for each in rows.values())
     count = count_classes(names, targets) if labelled else 0
     labels, classes, _ = choose_labels(names, count, options.classes)
-    share = classes / max(count, 1)
+    share = classes / count if count else 1.0
     images = {split: len(each) for split, each in sorted(rows.items())}
     return DataFacts(
         name=source.name,
         labels=labels,
-        classes=classes,
+        classes=classes if labelled else None,
         images=images,
         divided=_count_divided({split: round(share * each) for split, each in images.items()}, train, test, options),
         download=0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -107,11 +107,12 @@ def fit_head(
     images would answer for each of the first of `images`.
     """
     name, layer = find_classifier(scorer.model, head)
-    features = torch.cat([_read_features(scorer, each, name, layer)[each.readable] for each in images])
+    _check_last(scorer, images[0], name, layer)
+    features = torch.cat([_read_features(scorer, each, layer)[each.readable] for each in images])
     ridge = Ridge(features, centred=layer.bias is not None)
     judged, other = images[0], None
     if chosen_by is not None:
-        judged, other = chosen_by, _read_features(scorer, chosen_by, name, layer)[chosen_by.readable].double()
+        judged, other = chosen_by, _read_features(scorer, chosen_by, layer)[chosen_by.readable].double()
     labels = judged.targets[judged.readable]
     best: Fitted | None = None
     for kind, shares in targets.items():
@@ -134,12 +135,27 @@ def fit_head(
     return best
 
 
-def _read_features(scorer: Scorer, images: Split, name: str, layer: Linear) -> Tensor:
-    """What goes into the classifier, after a check that nothing but the classifier comes between it and the outputs."""
-    outputs, features = scorer.answer(images, layer)
-    weight = layer.weight.detach().cpu().float().flatten(1)
-    if features.shape[1] == weight.shape[1]:
-        again = features @ weight.T + (layer.bias.detach().cpu().float() if layer.bias is not None else 0)
+def _read_features(scorer: Scorer, images: Split, layer: Linear) -> Tensor:
+    return scorer.answer(images, layer)[1]
+
+
+def _check_last(scorer: Scorer, images: Split, name: str, layer: Linear) -> None:
+    """Check that nothing comes between classifier and outputs; with random weights, since zeros would hide it."""
+    few, kept, before = (
+        images.take(4, 0),
+        {key: each.clone() for key, each in layer.state_dict().items()},
+        scorer.images,
+    )
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(layer.weight.shape, generator=draw)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        outputs, features = scorer.answer(replace(few, name=f"{few.name}, a few"), layer)
+        layer.load_state_dict(kept)
+    scorer.images = before  # a check is no part of the price
+    if features.shape[1] == weight.flatten(1).shape[1]:
+        bias = layer.bias.detach().cpu().float() if layer.bias is not None else 0.0
+        again = features @ weight.flatten(1).T + bias
         if torch.allclose(again, outputs, rtol=1e-2, atol=1e-2 * float(outputs.abs().max()) + 1e-4):
-            return features
+            return
     raise ModelError(f"its head cannot be refitted: '{name}' alone does not make the outputs of the model")

@@ -132,7 +132,9 @@ class Scorer:
 
     def _draw(self, split: Split) -> Iterable[Batch]:
         size, run = self.options.eval_batch, self.run
-        return self._batches.get(split.name, len(split), lambda: split.batches(size, workers=run.workers))
+        # Two sets of images may have one name, and one set may get other labels.
+        key = f"{split.name}/{id(split.rows)}/{hash(split.targets.numpy().tobytes())}"
+        return self._batches.get(key, len(split), lambda: split.batches(size, workers=run.workers))
 
 
 def score_model(

@@ -24,13 +24,14 @@ class Teacher:
 
     def answer(self, split: Split) -> Tensor:
         """Its outputs for the images of a split."""
-        if split.name not in self._kept:
+        key = f"{split.name}/{id(split.rows)}"  # two sets of images may have one name
+        if key not in self._kept:
             before = self.scorer.weights()
             self.scorer.load(self.weights)
-            self._kept[split.name] = self.scorer.answer(split)[0]
+            self._kept[key] = self.scorer.answer(split)[0]
             self.scorer.load(before)
             self.images += len(split)
-        return self._kept[split.name]
+        return self._kept[key]
 
     def shares(self, split: Split, targets: str, temperature: float = 1.0) -> Tensor:
         """A row of shares for each image, which add up to 1: its label, the teacher's probabilities, or their mean."""

@@ -95,7 +95,7 @@ def measure_relation(
 def _name(cosine: float, drift: float | None) -> str:
     if cosine < RELATED:
         return INDEPENDENT
-    return LINEAGE if drift is not None and drift <= NEAR else DRIFTED
+    return LINEAGE if drift is None or drift <= NEAR else DRIFTED  # None: only the head was tuned
 
 
 # ---- a sample of the weights, by ranges of their files

@@ -147,7 +147,7 @@ def check(
     recipe: Recipe | str | Path | None = None,
     **options: Unpack[CheckArguments],
 ) -> InputCheck:
-    """Find out whether a port is possible and what it costs, from configurations and headers: no weights are read.
+    """Find out whether a port is possible and what it costs, from configurations, headers and samples of weights.
 
     The arguments are those of `port`; without `data`, only the models are checked. With `load_weights`, the weights
     are loaded after all, and cheap signs are measured of whether a port will pay. A model that cannot be found or read
@@ -388,7 +388,7 @@ def probe(models: tuple[Reference, Reference, Reference], images: Any, recipe: R
         graph = trace_model(model, size, check=False).graph
         permutation = match(graph, other, old).permutation
     before = after = None
-    if inputs is not None:
+    if inputs is not None and inputs.data.labelled:
         with doing_now(run.progress, "comparing gradients"):
             before, after = _compare_gradients(inputs, names, graph, permutation, run)
     delta = {name: new[name] - old[name] for name in names}

@@ -10,7 +10,7 @@ from pathlib import Path
 from hf_retarget.contenders import AFTER, AUTO, PORT, Contender
 from hf_retarget.data import Split
 from hf_retarget.document import RelationFacts
-from hf_retarget.errors import ModelError, PortError
+from hf_retarget.errors import MatchError, ModelError, PortError, TraceError
 from hf_retarget.evaluation.refit import HEAD_IMAGES, Fitted, fit_head
 from hf_retarget.evaluation.scorer import Score, Scorer
 from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
@@ -215,7 +215,7 @@ class Contest:
     def price(self) -> Price:
         """What the port cost, and what its alternatives may cost."""
         steps = max((len(each.made.steps) for each in self.ports if each.made.gradients), default=0)
-        steps = steps or max(len(each.made.steps) for each in self.ports)
+        steps = steps or max((len(each.made.steps) for each in self.ports), default=0)
         asked, entered = self.inputs.given.asked(self.recipe), [each.contender for each in self.ports]
         answered = self.teacher.images if self.is_auto else 0
         counts = count_images(self.inputs)
@@ -239,7 +239,11 @@ class Contest:
             if str(reason) and str(reason) not in self.notes:
                 self.note(str(reason))
             return
-        except PortError as error:  # a loss that is NaN is a fact about a learning rate, and no reason to lose a port
+        except (
+            PortError,
+            TraceError,
+            MatchError,
+        ) as error:  # a loss that is NaN is a fact about a learning rate, and no reason to lose a port
             if role == PORT and not self.is_auto:
                 raise
             self.note(f"{contender.label} failed: {error}")

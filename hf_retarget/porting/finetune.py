@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_retarget.data import ImageData, Preprocess, Split, check_classes, choose_preprocess, load_data
 from hf_retarget.errors import PortError, RecipeError
 from hf_retarget.evaluation.scorer import Score, Scorer
-from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
+from hf_retarget.evaluation.teacher import Teacher
 from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
 from hf_retarget.models import Checkpoint, head_names, load_checkpoint, save_model
 from hf_retarget.models.classifier import check_shapes
@@ -142,22 +142,28 @@ def prepare_start(
         check_classes(data.name, data.classes, data.labels, teacher.reference, teacher.num_classes)
         data = replace(data, classes=teacher.num_classes)
     kind, why = choose_head(checkpoint, data.classes, data.labels, head)
+    if teacher is not None and kind == "keep" and head == "auto" and checkpoint.labels != teacher.labels:
+        kind, why = "zero", "the teacher has other labels"
     model = make_model(checkpoint, data.classes, kind, recipe.finetune.seed)
     check_shapes(model, preprocess.input_size, data.classes)
     state = model.state_dict()
     names = head_names(replace(checkpoint, weights=state, num_classes=data.classes))
-    labels = checkpoint.labels if kind == "keep" and checkpoint.labels else data.labels
+    labels = checkpoint.labels if kind == "keep" and checkpoint.labels and teacher is None else data.labels
     initial_head = {name: state[name].detach().clone() for name in names}
     return Start(model, data, preprocess, labels, kind, why, initial_head, data.train)
 
 
 def _learn_from(teacher: Checkpoint, start: Start, recipe: Recipe, run: Run) -> Start:
     """The start with the teacher's answers to learn; where there are no labels, they stand in for them, too."""
-    model = teacher.build()
-    check_shapes(model, start.preprocess.input_size, teacher.num_classes)
-    answers = Teacher(Scorer(model, start.data, teacher.num_classes, recipe.port, run), teacher.in_float32())
-    data = start.data if start.data.labelled else answer_for_labels(start.data, answers, test=True)
-    return replace(start, data=data, train=answers.teach(start.data.train, "teacher"))
+    model, own, data = teacher.build(), choose_preprocess(teacher, recipe.data.image_size), start.data
+    check_shapes(model, own.input_size, teacher.num_classes)
+    answers = Teacher(Scorer(model, data, teacher.num_classes, recipe.port, run), teacher.in_float32())
+    seen = {name: replace(getattr(data, name), preprocess=own) for name in ("train", "validation", "test")}
+    train = replace(data.train, targets=answers.teach(seen["train"], "teacher").targets)
+    if not data.labelled:
+        told = {name: replace(getattr(data, name), targets=answers.label(each).targets) for name, each in seen.items()}
+        data = replace(data, train=told["train"], validation=told["validation"], test=told["test"])
+    return replace(start, data=data, train=train)
 
 
 def _load(

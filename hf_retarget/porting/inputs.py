@@ -267,7 +267,7 @@ def load_inputs(
             )
         if recipe.port.targets == "labels" and not data.labelled:
             raise DataError(f"'{data.name}' has no labels to aim at; leave out --targets, or say --targets teacher")
-        also = _load_also(given, data, recipe, tuned, preprocess, run) if given.also_data else None
+        also = _load_also(given, data, recipe, tuned, preprocess, run) if given.also_data is not None else None
         heads = _fit_heads((source, tuned, target), comparison, recipe, given.initial_head)
         model = target.build(tuned.num_classes)
         relation = measure_relation(
@@ -278,7 +278,7 @@ def load_inputs(
         model.load_state_dict(heads.target)
         check_shapes(model, preprocess.input_size, tuned.num_classes)
         if data.name == NO_DATA:
-            _check_blind(model, relation, recipe)
+            _check_blind(model, relation, recipe, given)
     return Inputs(
         source, tuned, target, comparison, heads, data, preprocess, model, recipe, relation, given, real, also
     )
@@ -290,7 +290,14 @@ def _load_also(
     """A second set of images with the same classes; of one without a test split, all images are tested on."""
     reference, fits = given.also_data, given.also_data_fit
     place = str(reference) if isinstance(reference, (str, Path)) else ""
-    options = DataOptions(reference=place, classes=recipe.data.classes, seed=recipe.data.seed)
+    own = recipe.data
+    options = DataOptions(
+        reference=place,
+        classes=own.classes,
+        seed=own.seed,
+        image_column=own.image_column,
+        label_column=own.label_column,
+    )
     found = load_data(
         "" if place else reference,
         options,
@@ -306,15 +313,18 @@ def _load_also(
     return replace(found, test=replace(found.test, name=f"{found.test.name} (also)"))
 
 
-def _check_blind(model: nn.Module, relation: RelationFacts, recipe: Recipe) -> None:
+def _check_blind(model: nn.Module, relation: RelationFacts, recipe: Recipe, given: Given) -> None:
     """Refuse a port without images where it could not be right."""
     needed = "some images are needed (labels are not): name them with --data"
     if relation.word == INDEPENDENT:
         raise PortError(f"without images, nothing can be matched, and these bases are {relation.sentence}; {needed}")
     if has_batchnorm(model):
         raise PortError(f"the statistics of its BatchNorm layers have to be estimated again; {needed}")
-    if recipe.port.method not in ("auto", "naive") or recipe.finetune.steps or recipe.finetune.epochs:
+    tuning = recipe.finetune.steps or recipe.finetune.epochs
+    if recipe.port.method not in ("auto", "naive") or tuning or given.permutation is not None:
         raise PortError(f"only a naive port (--method auto or naive) does without images; {needed}")
+    if recipe.port.targets in ("teacher", "both"):
+        raise PortError(f"without images, there is nothing to aim at, so --targets has no meaning; {needed}")
 
 
 def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions) -> Heads:

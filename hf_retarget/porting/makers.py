@@ -40,8 +40,7 @@ steps on; between two ResNet-20 by 3 at the second step, and are 13 behind in th
 _PILOT = 3  # a fine-tuning chooses its start, rate and targets on this part of its steps
 _RATES = (1 / 3, 3.0)  # learning rates that are tried, too, as factors of the recipe's
 
-_POINTS = 5  # of a validation curve, if the recipe does not say how often to evaluate
-_CHECKPOINTS = 5
+_POINTS = 5  # of a validation curve, and checkpoints, if the recipe does not say how many
 
 Curve = tuple[tuple[float, float], ...]
 """(training images behind the gradients so far, accuracy on validation)."""
@@ -125,7 +124,8 @@ def refit_entered(contest: Contest, contender: Contender) -> Made:
         raise Declined("")  # its own reason has been given
     made = _refit(contest, entered.made.weights)
     best = replace(entered.made.best, weights=made.weights) if entered.made.best else None
-    detail = ", ".join(filter(None, (entered.made.detail or _name_step(entered.made), made.detail)))
+    step = entered.made.detail or (f"step {best.step}" if best else "")
+    detail = ", ".join(filter(None, (step, made.detail)))
     return replace(made, gradients=entered.made.gradients, best=best, detail=detail)
 
 
@@ -161,13 +161,17 @@ def follow_line(contest: Contest, contender: Contender) -> Made:
     for factor in contest.run.progress.track((chosen,) if chosen else FACTORS, contender.label):
         before = dict(contest.run.clock.seconds)
         scorer.load(inputs.heads.target, {name: base[name] + factor * delta[name] for name in base})
-        reset = scorer.reset_batchnorm()
-        score = scorer.score(contest.chosen_by)
+        try:
+            reset = scorer.reset_batchnorm()
+            score = scorer.score(contest.chosen_by)
+        except NotFiniteError:  # too far; others may do
+            continue
         seconds = contest.run.clock.since(before)
         steps.append(StepFigures(len(steps) + 1, factor, score.top1, score.loss, seconds=seconds))
         if best is None or _rank(score) > _rank(steps[best.step - 1]):
             best = BestStep(len(steps), scorer.weights(), None, _describe_reset(reset), {})
-    assert best is not None
+    if best is None:
+        raise PortError("the model answers with NaN at every factor")
     scorer.load(best.weights)
     detail = f"factor {steps[best.step - 1].far:g}"
     return Made(best.weights, scorer.score(contest.chosen_by), steps=tuple(steps), best=best, detail=detail)
@@ -207,9 +211,9 @@ def follow_course(contest: Contest, contender: Contender) -> Made:
 
     They are taken along the masked steps until whole ones are ahead on validation images, and along those from then on.
     """
-    if reason := contest.nothing_to_match:
-        raise Declined(reason)
     if contender.course not in contest.courses:
+        if reason := contest.nothing_to_match:
+            raise Declined(reason)
         advance = partial(_advance_both, contest)
         contest.courses[contender.course] = _follow(contest, contender, contender.course, advance)
         masked, whole = (len(contest.courses[contender.course][name].steps) for name in ("matched", "whole"))
@@ -252,7 +256,8 @@ def _follow(contest: Contest, contender: Contender, course: str, advance: Advanc
         progress.say(f"continuing the port after step {state.step} of {total}")
     left, warned = range(state.step + 1, total + 1), set[str]()
     for step in progress.track(left, contender.label, len(left)):
-        if tracks and all(_stalled(each.steps, options.early_stop) for each in tracks.values()):
+        active = [each.steps for each in tracks.values() if len(each.steps) == state.step]  # others were left
+        if active and all(_stalled(each, options.early_stop) for each in active):
             break
         before = dict(contest.run.clock.seconds)
         with _naming_step(step, tracks):
@@ -296,10 +301,6 @@ def _make(contest: Contest, contender: Contender, tracks: Mapping[str, Track]) -
     score = contest.scorer.score(contest.chosen_by)
     gradients = contender.gradients(taken) * options.grad_batches
     return Made(track.best.weights, score, gradients, tuple(track.steps), track.best, curve)
-
-
-def _name_step(made: Made) -> str:
-    return f"step {made.best.step}" if made.best else ""
 
 
 def _open_diary(contest: Contest, contender: Contender, course: str) -> StepDiary | None:
@@ -459,7 +460,7 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
         options,
         lr=way.lr,
         evaluate_every=options.evaluate_every or -(-options.steps // _POINTS),
-        checkpoint_every=options.checkpoint_every or -(-options.steps // _CHECKPOINTS),
+        checkpoint_every=options.checkpoint_every or -(-options.steps // _POINTS),
     )
     checkpoint = place.hidden / f"{way.name}.training.safetensors" if place.out else None
     store = place.hidden / f"{way.name}.best.safetensors" if place.out else None

@@ -105,7 +105,8 @@ class Workplace:
     @property
     def has_state(self) -> bool:
         """Whether there is something to continue from."""
-        return self.hidden.is_dir() and any(self.hidden.glob(self.unfinished))
+        patterns = (self.unfinished, "*.training.safetensors")
+        return self.hidden.is_dir() and any(path for each in patterns for path in self.hidden.glob(each))
 
     @contextmanager
     def held(self) -> Iterator[Workplace]:

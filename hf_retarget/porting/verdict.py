@@ -49,7 +49,8 @@ def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled
     rivals = [each for each in others if each is not tuned]
     compared = "; ".join(f"{_difference(ours, each.test)} against {each.contender.label}" for each in rivals)
     unmatched = next((each for each in entries if each.contender.name == port.contender.without_matching), None)
-    beside = f"; the matching itself was worth {_difference(port.test, unmatched.test)}" if unmatched else ""
+    gain = "matched steps were" if port.contender.course else "the matching itself was"
+    beside = f"; {gain} worth {_difference(port.test, unmatched.test)}" if unmatched else ""
     facts = f"{what}: {start}{kept}{f'; {compared}' if compared else ''}{beside}"
     better = [each for each in rivals if _is_clear(each.test, ours) and each.test.top1 > ours.top1]
     if better:

@@ -54,7 +54,9 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
     """
     models = {name: asdict(side) for name, side in document.models.items()}
     target, data, recipe = models["target"], asdict(document.data), document.recipe
-    score = asdict(document.result.test) if document.contenders else {}
+    score = (
+        asdict(document.result.test) if document.contenders and document.labelled else {}
+    )  # agreement is no accuracy
     # Without the old base: nothing of it is left, and a search for its fine-tunings should not find a finished port.
     bases = [*_list_origins(target), models["tuned"]["hub_id"]]
     return _render(
@@ -79,11 +81,11 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
 def write_tuned_card(document: Document, *, library: str = "timm", curve: str | None = None) -> str:
     """The card of a fine-tuning, from finetune.json."""
     model, data, recipe = document["model"], document["data"], document["options"]["recipe"]
-    score = document["figures"]["test"]
+    score, labelled = document["figures"]["test"], document.get("labelled", True)
     return _render(
         "tuned_card.md.jinja",
         [("fine-tuned", score)],
-        metadata=_describe(model, data, recipe, _list_origins(model), score, library),
+        metadata=_describe(model, data, recipe, _list_origins(model), score if labelled else {}, library),
         library=library,
         curve=curve,
         base=model,
@@ -92,7 +94,7 @@ def write_tuned_card(document: Document, *, library: str = "timm", curve: str | 
         recipe=recipe,
         verdict="",
         facts=(),
-        measure="top-1",
+        measure="top-1" if labelled else "agreement with the teacher",
         also="",
         command=document["command"],
     )

@@ -24,7 +24,7 @@ def caption_curve(document: PortDocument) -> str:
     )
     if unmatched := document.unmatched:
         what, top = unmatched.row.label.partition(",")[0], percent(unmatched.validation)
-        if port.validation > unmatched.validation + 0.05:
+        if document.port.validation > unmatched.validation + 0.05:
             words += f"Without matching ({what}) it gets no further than {top}: the matching does the work."
         else:
             words += f"Without any matching ({what}) it gets to {top}: here, the matching does little."
@@ -43,7 +43,8 @@ def caption_price(document: PortDocument) -> str:
         return words + "Plain fine-tuning was not run."
     what = "Port and fine-tuning" if ours.role == "after" else "The port"
     return (
-        words + f"{what} ends at {percent(ends.get(ours.name))} of the validation images, plain fine-tuning of the new "
+        words
+        + f"{what} ends at {percent(ends.get(ours.name, ours.validation))} of the validation images, plain fine-tuning of the new "
         f"base at {percent(ends[plain.name])}. A port pays where its line is above that one. The verdict is about the "
         "test images."
     )

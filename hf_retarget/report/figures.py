@@ -30,7 +30,8 @@ _GROUPS = "groups of neurons, from input to output"
 def list_courses(document: PortDocument) -> list[ContenderFigures]:
     """The contenders that take steps, or else those that try factors; what led to the winner comes first."""
     found = [each for each in reversed(document.table) if each.steps and each.row.drawn]
-    axis = "step" if any(each.row.axis == "step" for each in found) else "factor"
+    steps = any(each.row.axis == "step" for each in found)
+    axis = document.trail.row.axis if document.trail.steps else "step" if steps else "factor"
     shown = [each for each in found if each.row.axis == axis]
     return sorted(shown, key=lambda each: each.name != document.trail.name)
 

@@ -153,7 +153,16 @@ def list_facts(document: PortDocument) -> list[tuple[str, str, str]]:
 def list_test_columns(document: PortDocument) -> tuple[str, ...]:
     """The headings of the test scores."""
     also = (f"top-1, {document.also.name}",) if document.also else ()
-    return ("on the test images", "top-1", *also, "top-5", "loss", "validation", "flips − / +", "price")
+    return (
+        "on the test images",
+        "top-1" if document.labelled else "agreement",
+        *also,
+        "top-5",
+        "loss",
+        "validation",
+        "flips − / +",
+        "price",
+    )
 
 
 def list_tests(document: PortDocument) -> list[tuple[str, ...]]:
@@ -197,7 +206,7 @@ def list_steps(document: PortDocument) -> list[tuple[str, ...]]:
 
 
 def _others(document: PortDocument) -> list[ContenderFigures]:
-    return list_courses(document)[1:]
+    return [each for each in list_courses(document) if each is not document.trail]
 
 
 def list_inputs(document: PortDocument) -> list[tuple[str, str]]:

@@ -183,6 +183,32 @@ def test_forward_passes_are_counted_as_they_happen(method, tuned, colours, monke
     assert measured == own
 
 
+def test_a_fine_tuning_after_an_unmatched_port_can_be_resumed(tuned, related, colours, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Plug:
+        def track(self, items, doing, total=None):
+            for number, item in enumerate(items):
+                if doing == "fine-tuning" and number == 3:
+                    raise Stop
+                yield item
+
+        def say(self, line):
+            pass
+
+        row = say
+
+    recipe = make_recipe(finetune__steps=6, finetune__batch_size=16, finetune__checkpoint_every=1, targets="labels")
+    whole = rt.port(*tuned, related, colours, recipe=recipe, out=tmp_path / "whole")
+    with pytest.raises(Stop):
+        rt.port(*tuned, related, colours, recipe=recipe, out=tmp_path / "cut", progress=Plug())
+    assert list((tmp_path / ".cut.work").glob("*.training.safetensors"))
+    again = rt.port(*tuned, related, colours, recipe=recipe, out=tmp_path / "cut", resume=True)
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "cut/model.safetensors").read_bytes()
+    assert whole.document.result == again.document.result
+
+
 def test_a_new_base_with_a_closed_form_head_can_be_asked_for(tuned, colours):
     done = rt.port(*tuned, make_net(1), colours, recipe=make_recipe(method="head"))
     document = done.document
@@ -218,6 +244,8 @@ def test_a_model_without_one_linear_classifier_is_ported_without_new_heads(colou
     assert document.find("naive-line") is not None
     assert document.find("naive-head") is document.find("head") is None
     assert any("does not make the outputs" in note for note in document.notes)
+    with pytest.raises(rt.PortError, match=r"no contender could be made.*does not make the outputs"):
+        rt.port(old, shake(old, 0.2), shake(old, 0.1, seed=6), colours, recipe=make_recipe(method="head", head="zero"))
 
 
 # ---- dials
@@ -314,6 +342,9 @@ def test_a_second_set_of_images_has_a_column_of_its_own(tuned, related, colours,
     assert document.find("tuned").also.top1 < document.find("tuned").test.top1
     for name in ("report.html", "README.md"):
         assert "top-1, noisy" in (tmp_path / "ported" / name).read_text()
+    bare = [Image.open(path).convert("RGB") for path in sorted((colours / "test").rglob("*.png"))]
+    told = rt.port(*tuned, related, colours, recipe=recipe, also_data={"test": bare, "train": bare}).document
+    assert told.find("tuned").also.top1 == 1.0, "without labels, the tuned model agrees with itself"
     fitted = rt.port(*tuned, related, colours, recipe=make_recipe(), also_data=noisy, also_data_fit=True).document
     assert fitted.find("head").also.top1 >= document.find("head").also.top1
 
