@@ -42,11 +42,10 @@ def caption_price(document: PortDocument) -> str:
     if plain is None or plain.name not in ends:
         return words + "Plain fine-tuning was not run."
     what = "Port and fine-tuning" if ours.role == "after" else "The port"
+    end = percent(ends.get(ours.name, ours.validation))
     return (
-        words
-        + f"{what} ends at {percent(ends.get(ours.name, ours.validation))} of the validation images, plain fine-tuning of the new "
-        f"base at {percent(ends[plain.name])}. A port pays where its line is above that one. The verdict is about the "
-        "test images."
+        words + f"{what} ends at {end} of the validation images, plain fine-tuning of the new base at "
+        f"{percent(ends[plain.name])}. A port pays where its line is above that one. The verdict is about the test images."
     )
 
 
