@@ -45,7 +45,8 @@ def caption_price(document: PortDocument) -> str:
     end = percent(ends.get(ours.name, ours.validation))
     return (
         words + f"{what} ends at {end} of the validation images, plain fine-tuning of the new base at "
-        f"{percent(ends[plain.name])}. A port pays where its line is above that one. The verdict is about the test images."
+        f"{percent(ends[plain.name])}. A port pays where its line is above that one. The verdict is about the test "
+        "images."
     )
 
 
