@@ -57,10 +57,10 @@ def draw_classes(document: PortDocument) -> Chart | None:
     axes.set_yticks(places, [clean(row[0], _NAME) for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-0.03, 1.03)
-    drawing.label("test accuracy on the class", percents="x")
+    drawing.label(f"test {document.measure} on the class", percents="x")
     better = sum((mine or 0) > (other or 0) for _, mine, other in rows) if them else 0
     return drawing.finish(
-        f"Test accuracy on {len(shown)} of {len(rows)} classes"
+        f"Test {document.measure} on {len(shown)} of {len(rows)} classes"
         + (f"; {us.label} is above {them.label} on {better} of them." if them else ".")
     )
 

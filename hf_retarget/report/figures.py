@@ -99,9 +99,10 @@ def draw_price(document: PortDocument) -> Chart | None:
     most = max(tips) or 1.0
     drawing.axes.set_xlim(-0.02 * most, 1.02 * most)
     _limit(drawing, document, [top1 for each in paid for _, top1 in each.curve])
-    drawing.label("training images that went into gradients", "validation accuracy", percents="y", thousands="x")
+    measure = f"validation {document.measure}"
+    drawing.label("training images that went into gradients", measure, percents="y", thousands="x")
     ends = "; ".join(f"{each.row.label} ends at {percent(each.curve[-1][1])}" for each in paid)
-    return drawing.finish(f"Validation accuracy over the training images spent: {ends}.")
+    return drawing.finish(f"{measure.capitalize()} over the training images spent: {ends}.")
 
 
 def _limit(drawing: Drawing, document: PortDocument, values: Sequence[float]) -> None:
