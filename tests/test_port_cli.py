@@ -178,6 +178,35 @@ def test_two_processes_make_the_same_files_as_one(whole, trio, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ported"]
 
 
+def test_two_processes_choose_the_same_contender_as_one(trio, tmp_path):
+    quick = (*DATA, *SMALL, "--no-check", "--control", "none", "-q")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hf_retarget")
+    for name, how in (("one", {}), ("two", {"module": torchrun})):
+        running = start("port", *trio, *quick, "--out", tmp_path / name, **how)
+        _, errors = running.communicate(timeout=200)
+        assert running.returncode == 0, errors[-2000:]
+    one, two = (read_document(tmp_path / name / "port.json") for name in ("one", "two"))
+    assert one.find("matched") is not None, "a course was shared"
+    assert [(each.name, each.validation, each.test) for each in one.contenders] == [
+        (each.name, each.validation, each.test) for each in two.contenders
+    ]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")]
+    assert models[0] == models[1]
+
+
+def test_what_comes_next_without_labels_names_the_teacher(trio, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number in range(24):
+        Image.new("L", (28, 28), 10 * number).save(flat / f"{number:02}.png")
+    arguments = ("--data", flat, "--data-image-size", "28", "--method", "head", "--control", "none")
+    result = run("port", *trio, *arguments, "--bn-batches", "1", "--batch-size", "8", "--out", tmp_path / "ported")
+    assert result.exit_code == 0, result.output
+    tuned = trio[3]
+    assert f"--teacher {tuned} --steps" in result.stderr.splitlines()[-1]
+    assert "AGREEMENT" in result.stdout.splitlines()[0]
+
+
 def test_json_is_one_document(trio, tmp_path):
     out = tmp_path / "ported"
     result = run("port", *trio, *DATA, *SHORT, "--control", "none", "--method", "naive", "--json", "-q", "--out", out)

@@ -96,7 +96,7 @@ def finetune(
         return
     if pushed:
         print_pushed(pushed["pushed"])
-    if not quiet:
+    if not quiet and document.get("labelled", True):  # without labels, there is nothing to evaluate on
         echo(f"Next: hf-retarget evaluate {describe_data(options['out'], recipe)}", err=True)
 
 

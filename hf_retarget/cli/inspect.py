@@ -44,7 +44,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--num-classes", type=click.IntRange(min=0), help="Classes, for models of timm.")
 @debug_option
 @click.pass_context
-def inspect(
+def inspect(  # more than seven parameters: each is an option that this command alone reads
     ctx: click.Context,
     /,
     model: str,

@@ -73,7 +73,7 @@ _RECIPE = ("bn_batches", "batch_size", "seed")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @recipe_options("data")
 @debug_option
-def plane(
+def plane(  # more than seven parameters: each is an option that this command alone reads
     recipe: Recipe,
     more: tuple[str, ...],
     models: tuple[str, ...],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,11 +140,10 @@ def port(
         return
     if pushed:
         print_pushed(pushed["pushed"])
-    if not quiet:
-        if not document.contenders:
-            return
+    if not quiet and document.contenders:
+        teacher = "" if document.labelled else f" --teacher {shlex.quote(options['src_ft'])}"
         echo(f"Look: {out}/report.html", err=True)
-        echo(f"Next: hf-retarget finetune {describe_data(out, recipe)} --steps 200 --out …", err=True)
+        echo(f"Next: hf-retarget finetune {describe_data(out, recipe)}{teacher} --steps 200 --out …", err=True)
 
 
 def name_result(tuned: str, new_base: str) -> str:
