@@ -34,8 +34,8 @@ GRADIENT = 3
 FEW = 200
 """Validation images below which `auto` chooses on training images, too."""
 
-SEARCH = 4 / 3
-"""What the search for the start and the rate of plain fine-tuning takes: four trials of a third each."""
+SEARCH = 5 / 3
+"""What the search for the start or targets and for the rate of a fine-tuning takes at most: five trials of a third."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Price:
     @property
     def total(self) -> float:
         """Everything, in gradients of a minibatch."""
-        paid = self.gradients + self.after + self.beside + (1 + SEARCH) * self.alternative
+        paid = self.gradients + self.beside + (1 + SEARCH) * (self.after + self.alternative)
         return paid + (self.forwards + self.test) / GRADIENT
 
 

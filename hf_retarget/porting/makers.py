@@ -393,7 +393,7 @@ class _Way:
 
 
 def train_on(contest: Contest, contender: Contender) -> Made:
-    """Fine-tune the winner, as the recipe says, on the targets that validation images prefer."""
+    """Fine-tune the winner on the targets that validation images prefer; with `--method auto`, also at such a rate."""
     options = contest.recipe.finetune
     spent = contest.recipe.port.batch_size * contest.winner.made.gradients
     start = contest.winner.made.weights
@@ -425,7 +425,7 @@ def _train(contest: Contest, contender: Contender, ways: Sequence[_Way], options
     short, whole = replace(options, steps=steps // _PILOT, epochs=0.0), replace(options, steps=steps, epochs=0.0)
     with contest.run.clock.stage(f"{contender.name}: search"):
         way, rank = _try(contest, ways, short)
-        if contender.is_alternative:
+        if contender.is_alternative or contest.is_auto:
             faster = [replace(way, name=f"{way.name}-{each:.2g}", lr=way.lr * each) for each in _RATES]
             other, better = _try(contest, faster, short)
             way = other if better > rank else way
