@@ -122,6 +122,7 @@ class RunArguments(TypedDict, total=False):
     arch: str | None
     allow_pickle: bool
     token: str | None
+    preprocess: Any
     progress: Progress
     command: str
 
@@ -139,6 +140,8 @@ class Run:
     """Architecture of weight files that do not name one."""
     allow_pickle: bool = False
     token: str | None = field(default=None, repr=False)
+    preprocess: Any = None
+    """What is done to images, if not what the model's configuration says (`choose_preprocess`)."""
     progress: Progress = SILENT
     command: str = ""
     """The command line, for the record."""

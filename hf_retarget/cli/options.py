@@ -49,6 +49,11 @@ token_option = click.option("--token", metavar="TEXT", callback=_read_token, hel
 model_options = _together(
     click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
     click.option("--allow-pickle", is_flag=True, help="Read .pth, .pt and .bin files, too (tensors only)."),
+    click.option(
+        "--preprocess",
+        metavar="HOW",
+        help="What is done to images: none, or a JSON file with a timm data configuration (the model's if not given).",
+    ),
     token_option,
 )
 """How references to models are read."""

@@ -87,9 +87,17 @@ class Split:
 
     def image(self, number: int) -> Image:
         """Decode one image, without preprocessing; a DataError names the image and says why it cannot be read."""
+        found: Image = self._read(number, self.rows.image)
+        return found
+
+    def item(self, number: int) -> Any:
+        """What preprocessing starts from: an image, or for one of the user's own, what the dataset holds."""
+        return self._read(number, self.rows.item if self.preprocess.transform else self.rows.image)
+
+    def _read(self, number: int, how: Callable[[int], Any]) -> Any:
         row = int(self.indices[number])
         try:
-            return self.rows.image(row)
+            return how(row)
         except Exception as error:  # decoders raise errors of every kind
             # The text of an OSError contains the full path, which does not belong in a published report.
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -221,7 +229,7 @@ class _Loader(Dataset[_Loaded]):
     augment: bool
 
     @cached_property
-    def _shape(self) -> Callable[[Image], Tensor]:
+    def _shape(self) -> Callable[[Any], Tensor]:
         return self.split.preprocess.shape(self.augment)
 
     def __getitem__(self, number: int) -> _Loaded:
@@ -238,15 +246,23 @@ class _Loader(Dataset[_Loaded]):
                     pixels.append(self._shape(drawn[1]))
                 elif self.seed is not None:
                     return None, torch.empty(0, dtype=torch.long), broken
+        wanted = self.split.preprocess.input_size
+        odd = next((each for each in pixels if each.shape != wanted), None)
+        if odd is not None:
+            is_, should = ("×".join(map(str, each)) for each in (odd.shape, wanted))
+            raise DataError(
+                f"'{self.split.name}' has images of {is_} and of {should}, and they are used as they are; say how to "
+                "make them alike with --data-image-size or --preprocess (preprocess= in Python)"
+            )
         inputs = self.split.preprocess.normalise(torch.stack(pixels)) if pixels else torch.empty(0)
         return inputs, self.split.targets[chosen], broken
 
-    def _draw(self, position: int, broken: dict[int, str]) -> tuple[int, Image] | None:
+    def _draw(self, position: int, broken: dict[int, str]) -> tuple[int, Any] | None:
         """The image at a position of the order, or the one that replaces it, and its number."""
         for number in self._candidates(position):
             if number not in self.split.broken and number not in broken:
                 try:
-                    return number, self.split.image(number)
+                    return number, self.split.item(number)
                 except DataError as error:
                     broken[number] = str(error)
         return None

@@ -67,6 +67,7 @@ def load_data(
     names, targets = number_labels(rows)
     count = count_classes(names, targets) if labelled else max(1, len(model_labels or ()))  # all have label 0
     names, classes, numbers = choose_labels(names, count, options.classes, model_labels)
+    preprocess = _fit_preprocess(preprocess, rows[train])
     found = {
         split: Split(split, rows[split], torch.arange(len(each)), each, preprocess).renumber(numbers)
         for split, each in targets.items()
@@ -84,9 +85,17 @@ def load_data(
         test=splits["test"],
         fingerprint=_fingerprint(rows.values(), splits.values(), options, preprocess),
         revision=source.revision,
-        notes=(*source.notes, *notes),
+        notes=(*source.notes, *notes, f"images: {preprocess.sentence}"),
         labelled=labelled,
     )
+
+
+def _fit_preprocess(preprocess: Preprocess, rows: Rows) -> Preprocess:
+    """With the size of the first item, if they are used as they are; an error with one concerns all."""
+    if len(rows):
+        item = rows.item(0) if preprocess.transform else rows.image(0) if isinstance(rows, ItemRows) else None
+        return preprocess.fit(item)
+    return preprocess
 
 
 def no_images(labels: Sequence[str] | None, classes: int, preprocess: Preprocess) -> ImageData:
@@ -282,7 +291,7 @@ def _fingerprint(rows: Iterable[Rows], splits: Iterable[Split], options: DataOpt
     chosen = {**asdict(options), "reference": ""}
     if options.validation_split is None:  # was added later: results from before keep their fingerprints
         del chosen["validation_split"]
-    facts = {"options": chosen, "preprocess": asdict(preprocess)}
+    facts = {"options": chosen, "preprocess": preprocess.facts}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for each in rows:
         digest.update(digest_rows(each).encode())

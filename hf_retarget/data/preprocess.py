@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import DataError, ModelError
+from hf_retarget.models.config import check_entry
+from hf_retarget.models.timm_models import is_timm
+from hf_retarget.untrusted import read_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from hf_retarget.models import Checkpoint
 
 _MODES = {1: "L", 3: "RGB"}  # input channels → PIL's name
+_DECISIVE = {"input_size", "mean", "std"}  # entries without which nothing is known about the input
 
 # Crops and flips, milder than timm's defaults, which are meant for hundreds of epochs from scratch.
 _AUGMENTATION: dict[str, Any] = {"scale": (0.35, 1.0), "hflip": 0.5, "color_jitter": None}
@@ -25,19 +30,59 @@ _AUGMENTATION: dict[str, Any] = {"scale": (0.35, 1.0), "hflip": 0.5, "color_jitt
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The input a model expects; the fields are named as in timm's `pretrained_cfg`, the defaults are ImageNet's.
+    """The input a model expects; most fields are named as in timm's `pretrained_cfg`, the defaults are ImageNet's.
 
     Example:
         >>> Preprocess.of({"input_size": [3, 32, 32], "crop_pct": 1.0}).input_size
         (3, 32, 32)
     """
 
-    input_size: tuple[int, int, int] = (3, 224, 224)
+    input_size: tuple[int, ...] = (3, 224, 224)
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bicubic"
     crop_pct: float = 0.875
     crop_mode: str = "center"
+    transform: Callable[[Any], Tensor] | None = field(default=None, repr=False)
+    """What makes the input instead of all that, from an item of the dataset."""
+
+    @property
+    def sentence(self) -> str:
+        """What is done to images, for people.
+
+        Example:
+            >>> Preprocess(mean=(0.5,), std=(0.25,)).sentence
+            'resized and cropped to 224×224 (bicubic, 88% of the image), mean 0.5, deviation 0.25'
+            >>> Preprocess((1, 16, 16), transform=as_tensor).sentence
+            'tensors of 1×16×16, as they are'
+        """
+        if self.transform is not None:
+            how = "as they are" if self.transform is as_tensor else f"made by {_name(self.transform)}"
+            return f"tensors of {'×'.join(map(str, self.input_size))}, {how}"
+        mean, std = (" ".join(f"{each:.3g}" for each in values) for values in (self.mean, self.std))
+        size = "×".join(map(str, self.input_size[1:]))
+        crop = f"{self.interpolation}, {self.crop_pct:.0%} of the image"
+        return f"resized and cropped to {size} ({crop}), mean {mean}, deviation {std}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values: all that the input depends on."""
+        found = {name: value for name, value in vars(self).items() if name != "transform"}
+        if self.transform is None:
+            return found
+        return {"input_size": self.input_size, "transform": _name(self.transform)}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """In timm's terms, for the configuration of a model; where tensors were used as they are, what suits images."""
+        if self.transform is None:
+            return self.facts
+        channels = self.input_size[0]
+        return {"input_size": self.input_size, "mean": (0.0,) * channels, "std": (1.0,) * channels, "crop_pct": 1.0}
+
+    def fit(self, item: Any) -> Preprocess:
+        """With the size that the function gives to an item."""
+        return self if self.transform is None else replace(self, input_size=tuple(self.shape()(item).shape))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], image_size: int | None = None, in_chans: int | None = None) -> Preprocess:
@@ -67,7 +112,7 @@ class Preprocess:
             crop_mode=config.get("crop_mode") or default.crop_mode,
         )
 
-    def shape(self, augment: bool = False) -> Callable[[Image], Tensor]:
+    def shape(self, augment: bool = False) -> Callable[[Any], Tensor]:
         """Return a function from one image to bytes of the right colours, size and crop, for `normalise`.
 
         Augmentation draws from the global generators of `random` and torch; `Split.batches` seeds and restores them.
@@ -77,18 +122,24 @@ class Preprocess:
             >>> Preprocess(input_size=(3, 32, 32)).shape()(Image.new("L", (50, 40))).shape
             torch.Size([3, 32, 32])
         """
+        if self.transform is not None:
+            if augment:
+                raise DataError(
+                    f"{self.sentence}: they cannot be augmented; leave out augment, or do it in preprocess="
+                )
+            return _checked(self.transform)
         from timm.data.transforms_factory import create_transform
 
+        channels, height, width = self.input_size
         options = _AUGMENTATION if augment else {"crop_pct": self.crop_pct, "crop_mode": self.crop_mode}
         by_timm = create_transform(
-            self.input_size,
+            (channels, height, width),
             is_training=augment,
             interpolation=self.interpolation,
             mean=self.mean,  # the colour that crop_mode 'border' pads with
             normalize=False,
             **options,
         )
-        channels, height, width = self.input_size
         # Images that have the right size already, as in many small datasets, do not need timm's slower transform.
         scaled = int(width / self.crop_pct), int(height / self.crop_pct)
         unchanged = scaled if scaled == (width, height) and not augment else None
@@ -109,13 +160,20 @@ class Preprocess:
             >>> Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3).normalise(torch.tensor([[[255]]] * 3)).flatten()
             tensor([1., 1., 1.])
         """
+        if self.transform is not None:
+            return pixels
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return pixels.float().div_(255).sub_(mean).div_(std)
 
 
-def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None) -> Preprocess:
-    """Choose the preprocessing of a checkpoint: from its configuration, or with the channels of its first convolution.
+Asked = str | Path | Mapping[str, Any] | Callable[[Any], Tensor]
+"""What may be asked for: "none", a timm data configuration or its JSON file, or a function from an item to a tensor."""
 
+
+def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None, asked: Asked | None = None) -> Preprocess:
+    """Choose the preprocessing of a checkpoint: what was asked for, or what its configuration says.
+
+    A model of nobody's library that has no configuration gets tensors as they are, and images as floats from 0 to 1.
     `image_size` overrides the height and width; ModelError if the model is bound to its own.
     """
     own = tuple(checkpoint.config.get("input_size") or ())[1:]
@@ -129,7 +187,67 @@ def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None) -> 
     channels = checkpoint.options.get("in_chans")
     if channels is None and not checkpoint.config.get("input_size"):
         channels = next((weight.shape[1] for weight in checkpoint.weights.values() if weight.dim() == 4), None)
-    return Preprocess.of(checkpoint.config, image_size, channels)
+    known = checkpoint.library != "timm" or is_timm(checkpoint.architecture)
+    described = known or bool(checkpoint.config.keys() & _DECISIVE)
+    if callable(asked) or asked == "none" or (asked is None and not described and not image_size):
+        if image_size:
+            raise DataError(f"images that are used as they are cannot be made {image_size}×{image_size}; leave out one")
+        return Preprocess(transform=asked if callable(asked) else as_tensor)
+    config = checkpoint.config if asked is None else _read_config(asked)
+    return Preprocess.of(config, image_size, channels)
+
+
+def _read_config(asked: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    """A data configuration, from Python or from a file: by itself, or within the config.json of a timm model."""
+    found: Any = asked
+    where = "preprocess" if isinstance(asked, Mapping) else str(asked)
+    if not isinstance(asked, Mapping):
+        try:
+            found = read_json(Path(asked).expanduser())
+        except (OSError, ValueError) as error:
+            words = "say none, or name a JSON file with a timm data configuration (input_size, mean, std, …)"
+            raise DataError(f"cannot read the preprocessing '{asked}': {error}; {words}") from error
+        found = found.get("pretrained_cfg", found) if isinstance(found, dict) else found
+    if not isinstance(found, Mapping) or not found.keys() & _DECISIVE:
+        raise DataError(f"'{where}' is no preprocessing: it has none of timm's {', '.join(sorted(_DECISIVE))}")
+    names = {each.name for each in fields(Preprocess)} - {"transform"}
+    return {name: check_entry(name, found[name], where) for name in names & found.keys()}
+
+
+def as_tensor(item: Any) -> Tensor:
+    """Tensors and arrays of floats as they are; bytes and images as floats from 0 to 1, channels first.
+
+    Example:
+        >>> as_tensor(torch.tensor([-1.5, 2.0]))
+        tensor([-1.5000,  2.0000])
+        >>> as_tensor(np.full((4, 6, 3), 255, np.uint8)).shape
+        torch.Size([3, 4, 6])
+    """
+    if isinstance(item, Tensor):
+        return item.float() / 255 if item.dtype == torch.uint8 else item.float()
+    array = np.array(item)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"a {type(item).__name__} is no tensor, array or image; name a function with preprocess=")
+    found = torch.from_numpy(array)
+    if found.ndim == 2:
+        found = found[None]
+    elif found.ndim == 3 and found.shape[-1] in _MODES and found.shape[0] not in _MODES:
+        found = found.permute(2, 0, 1)
+    return as_tensor(found)
+
+
+def _checked(transform: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    def make(item: Any) -> Tensor:
+        found = transform(item)
+        if not isinstance(found, Tensor) or not found.ndim:
+            raise DataError(f"{_name(transform)} must make a tensor of an image, not a {type(found).__name__}")
+        return found.float()
+
+    return make
+
+
+def _name(transform: Callable[[Any], Tensor]) -> str:
+    return "none" if transform is as_tensor else getattr(transform, "__qualname__", type(transform).__name__)
 
 
 def _in_mode(image: Image, mode: str) -> Image:

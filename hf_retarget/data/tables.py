@@ -64,6 +64,10 @@ class Rows(ABC):
         """Decode one image; raises whatever the decoder raises."""
         return open_image(self.read(row))
 
+    def item(self, row: int) -> Any:
+        """What the dataset holds, for a preprocessing of the user's own: an image, or a tensor or array as it is."""
+        return self.image(row)
+
     def read_all(self, rows: Sequence[int]) -> list[bytes]:
         """Read several images; empty where one cannot be read."""
         return [read_or_empty(self.read, row) for row in rows]
@@ -286,27 +290,32 @@ class ItemRows(Rows):
             raise DataError(f"the {type(items).__name__} is empty")
         missing = f"the items of a {type(items).__name__} are not pairs (image, label)"
         if _is_image(first := items[0]):
-            as_image(first)
             return cls(items, [0] * len(items), None, missing)
         try:
-            image, _ = first
+            _, _ = first
         except (TypeError, ValueError) as error:
             raise DataError(missing) from error
-        as_image(image)  # an error here concerns all images
         whole = items
         while not names and whole is not None:  # torchvision's datasets have `classes`, a subset those of its dataset
             names, whole = getattr(whole, "classes", None), getattr(whole, "dataset", None)
         return cls(items, _targets(items), tuple(map(str, names)) if names else None)
 
     def read(self, row: int) -> bytes:
-        image = self.image(row)
+        try:
+            image = self.image(row)
+        except DataError:  # a tensor that is no image
+            array = np.asarray(self.item(row))
+            return repr((array.dtype, array.shape)).encode() + array.tobytes()
         return repr((image.mode, image.size)).encode() + image.tobytes()
 
     def name(self, row: int) -> str:
         return f"item {row}"
 
     def image(self, row: int) -> Image:
-        return as_image(self.dataset[row] if self.unlabelled else self.dataset[row][0])
+        return as_image(self.item(row))
+
+    def item(self, row: int) -> Any:
+        return self.dataset[row] if self.unlabelled else self.dataset[row][0]
 
 
 def _is_image(item: Any) -> bool:
@@ -370,7 +379,8 @@ def as_image(value: Any) -> Image:
         if not (value.min() >= 0 and value.max() <= 1):
             raise DataError(
                 f"an image has values from {value.min():.3g} to {value.max():.3g}, not from 0 to 1; "
-                "give images before normalisation: the model's own is applied here"
+                "give images before normalisation, which is done here as the model's configuration says, or say "
+                'preprocess="none"'
             )
         value = np.round(value * 255).astype(np.uint8)  # torchvision's to_pil_image would round down
     if value.dtype != np.uint8:

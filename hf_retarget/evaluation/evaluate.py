@@ -85,11 +85,11 @@ def evaluate(
     with run.stage("loading", "loading the model"):
         checkpoint = load_checkpoint(model, num_classes=num_classes, **run.loading)
     with run.stage("loading", "loading the data"):
-        preprocess = choose_preprocess(checkpoint, chosen.data.image_size)
+        preprocess = choose_preprocess(checkpoint, chosen.data.image_size, run.preprocess)
         found = load_data(images, chosen.data, preprocess, model_labels=checkpoint.labels, token=run.token)
         check_classes(found.name, found.classes, found.labels, checkpoint.reference, checkpoint.num_classes)
     built = checkpoint.build()
-    check_shapes(built, preprocess.input_size, checkpoint.num_classes)
+    check_shapes(built, found.train.preprocess.input_size, checkpoint.num_classes)
     score = Scorer(built, found, checkpoint.num_classes, chosen.port, run).score(getattr(found, split))
     notes = (*found.notes, *found.broken_notes)
     labels = checkpoint.labels or found.labels

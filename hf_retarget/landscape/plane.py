@@ -137,12 +137,12 @@ def _load(
         check_alike(list(sides.values()))
     first = next(iter(sides.values()))
     with run.stage("loading", "loading the data"):
-        preprocess = choose_preprocess(first, recipe.data.image_size)
+        preprocess = choose_preprocess(first, recipe.data.image_size, run.preprocess)
         labels = next((side.labels for side in sides.values() if side.labels), None)
         data = load_data(images, recipe.data, preprocess, model_labels=labels, token=run.token)
         check_classes(data.name, data.classes, data.labels, first.reference, first.num_classes)
         model = first.build()
-        check_shapes(model, preprocess.input_size, first.num_classes)
+        check_shapes(model, data.train.preprocess.input_size, first.num_classes)
     return sides, Scorer(model, data, first.num_classes, recipe.port, run)
 
 

@@ -155,7 +155,7 @@ class Cost:
 
 
 def estimate_cost(
-    model: nn.Module, input_size: tuple[int, int, int], recipe: Recipe, run: Run, images: ImageCounts | None = None
+    model: nn.Module, input_size: tuple[int, ...], recipe: Recipe, run: Run, images: ImageCounts | None = None
 ) -> Cost:
     """Count what a port by this recipe would compute at most. The model needs no weights.
 
@@ -196,7 +196,7 @@ def estimate_growth(parameters: int, steps: int, compression: Compression | None
     return int(4 * size + (2 * stacks if searches else 0))
 
 
-def count_flops(model: nn.Module, input_size: tuple[int, int, int]) -> int | None:
+def count_flops(model: nn.Module, input_size: tuple[int, ...]) -> int | None:
     """Floating-point operations for one image, counted on meta tensors; None if the model needs real numbers.
 
     Example:

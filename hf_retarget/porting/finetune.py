@@ -99,7 +99,7 @@ def finetune(
             named = options.get("teacher")
             teacher = None if named is None else load_checkpoint(named, **run.loading)
         with run.stage("loading", "loading the data"):
-            start = prepare_start(checkpoint, images, chosen, head, run.token, teacher)
+            start = prepare_start(checkpoint, images, chosen, head, run, teacher)
         if teacher is not None:
             start = _learn_from(teacher, start, chosen, run)
         work = _Finetuning(chosen, checkpoint, start, place, run, options.get("record"), teacher)
@@ -130,17 +130,19 @@ def prepare_start(
     images: Any,
     recipe: Recipe,
     head: str = "auto",
-    token: str | None = None,
+    run: Run | None = None,
     teacher: Checkpoint | None = None,
 ) -> Start:
     """Bring a checkpoint and images together: labels in one order (that of the teacher), and a head for them."""
-    preprocess = choose_preprocess(checkpoint, recipe.data.image_size)
+    token, asked = (run.token, run.preprocess) if run else (None, None)
+    preprocess = choose_preprocess(checkpoint, recipe.data.image_size, asked)
     if teacher is None:
         data = _load(checkpoint, images, recipe, preprocess, head, token)
     else:
         data = load_data(images, recipe.data, preprocess, model_labels=teacher.labels, token=token, need_labels=False)
         check_classes(data.name, data.classes, data.labels, teacher.reference, teacher.num_classes)
         data = replace(data, classes=teacher.num_classes)
+    preprocess = data.train.preprocess
     kind, why = choose_head(checkpoint, data.classes, data.labels, head)
     if teacher is not None and kind == "keep" and head == "auto" and checkpoint.labels != teacher.labels:
         kind, why = "zero", "the teacher has other labels"
@@ -155,7 +157,8 @@ def prepare_start(
 
 def _learn_from(teacher: Checkpoint, start: Start, recipe: Recipe, run: Run) -> Start:
     """The start with the teacher's answers to learn; where there are no labels, they stand in for them, too."""
-    model, own, data = teacher.build(), choose_preprocess(teacher, recipe.data.image_size), start.data
+    model, own, data = teacher.build(), choose_preprocess(teacher, recipe.data.image_size, run.preprocess), start.data
+    own = own.fit(data.train.item(0))
     check_shapes(model, own.input_size, teacher.num_classes)
     answers = Teacher(Scorer(model, data, teacher.num_classes, recipe.port, run), teacher.in_float32())
     seen = {name: replace(getattr(data, name), preprocess=own) for name in ("train", "validation", "test")}
@@ -243,7 +246,7 @@ class _Finetuning:
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """The model with what its configuration should say about images: the size they had, and what it lacked."""
-        used, config = asdict(self.start.preprocess), self.checkpoint.config
+        used, config = self.start.preprocess.config, self.checkpoint.config
         save_model(
             folder,
             model.state_dict(),

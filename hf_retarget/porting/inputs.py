@@ -253,13 +253,14 @@ def load_inputs(
         real = None if given.tuned_target is None else load_checkpoint(given.tuned_target, **run.loading)
         _check_real(source, tuned, real)
     with run.stage("loading", "loading the data"):
-        preprocess = choose_preprocess(tuned, recipe.data.image_size)
+        preprocess = choose_preprocess(tuned, recipe.data.image_size, run.preprocess)
         if recipe.data.reference == NO_DATA and isinstance(images, str):
             data = no_images(tuned.labels, tuned.num_classes, preprocess)
         else:
             data = load_data(
                 images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False
             )
+        preprocess = data.train.preprocess
         check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
         if not len(data.validation) and data.name != NO_DATA:
             raise DataError(
@@ -352,7 +353,7 @@ class Traced:
     held: tuple[str, ...]
 
 
-def trace_model(model: nn.Module, input_size: tuple[int, int, int], *, check: bool = True) -> Traced:
+def trace_model(model: nn.Module, input_size: tuple[int, ...], *, check: bool = True) -> Traced:
     """Trace a model for images of this size, and verify the graph; one that does not hold is an error."""
     example = torch.zeros(2, *input_size)  # two, so that the batch is not mistaken for an axis of one element
     graph = trace(model, example)

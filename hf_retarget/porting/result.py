@@ -137,7 +137,7 @@ class PortResult:
             num_classes=inputs.classes,
             labels=inputs.labels,
             dtype=self.dtype,
-            config=asdict(inputs.preprocess),
+            config=inputs.preprocess.config,
         )
         try:
             if self.permutation is not None and self.graph is not None:
@@ -321,7 +321,7 @@ def _describe_data(inputs: Inputs, data: ImageData, reference: str) -> DataFacts
         location=identify(reference),
         revision=data.revision,
         labels=inputs.labels,
-        preprocess=asdict(inputs.preprocess),
+        preprocess=inputs.preprocess.facts,
     )
 
 

@@ -64,7 +64,7 @@ def test_the_embedded_images():
     assert labels.shape == (128,)
     assert sum(len(labels) for _, labels in data.test.batches(256)) == 1500
     assert data.test.broken == {}
-    assert data.notes == ()
+    assert data.notes == (f"images: {data.train.preprocess.sentence}",)
 
 
 def test_embedded_data_is_small_and_licensed():
@@ -82,7 +82,7 @@ def test_a_folder_with_splits(load, image_folder):
     assert data.labels == ("a", "b", "c")
     assert (len(data.train), len(data.validation), len(data.test)) == (27, 3, 30)
     assert sorted(pictures(data.test)) == list(range(60, 90))
-    assert data.notes == ("no split is called test: 'val' is used to test",)
+    assert data.notes[:-1] == ("no split is called test: 'val' is used to test",)
 
 
 def test_a_folder_of_classes_only(load, image_folder):
@@ -93,7 +93,7 @@ def test_a_folder_of_classes_only(load, image_folder):
     data = load(str(folder))
     check_thirds(data)
     assert (len(data.train), len(data.validation), len(data.test)) == (24, 3, 3)
-    assert data.notes == (
+    assert data.notes[:-1] == (
         "left out 1 file in other formats than images (first: b/notes.txt)",
         "no test split: 10% of 'train' held out (3 images)",
     )
@@ -190,7 +190,7 @@ def test_a_torch_dataset_is_not_decoded_to_find_labels(load, pairs):
     before = given.asked
     assert rows.names == given.classes
     assert rows.labels == [number % 3 for number in range(30)]
-    assert given.asked == before == 31  # one to see whether it is an image, and all for the fingerprint
+    assert given.asked == before == 32  # one to see whether it is labelled, one for its size, all for the fingerprint
 
 
 @pytest.mark.parametrize("kind", ["array", "floats", "tensor", "gray"])

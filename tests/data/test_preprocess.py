@@ -7,8 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_retarget.data import Preprocess
-from hf_retarget.errors import DataError
+import hf_retarget as rt
+from hf_retarget.data import Preprocess, choose_preprocess, load_data
+from hf_retarget.errors import DataError, RetargetError
+from hf_retarget.models import load_checkpoint
+from hf_retarget.recipe import DataOptions
 
 
 @pytest.fixture
@@ -97,3 +100,90 @@ def test_what_cannot_be_is_refused():
         Preprocess.of({"input_size": (5, 8, 8)})
     with pytest.raises(DataError, match="image_size is 0"):
         Preprocess.of({}, image_size=0)
+
+
+# ---- models without a configuration, and what a user asks for
+
+
+class Small(torch.nn.Module):
+    """A network of nobody's library."""
+
+    def __init__(self, width: int = 16 * 16) -> None:
+        super().__init__()
+        self.first, self.head = torch.nn.Linear(width, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        self.seen = inputs
+        return self.head(self.first(inputs.flatten(1)).relu())
+
+
+def pairs(shape, count=60, low=0.0, high=1.0):
+    values = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    return [(each, number % 3) for number, each in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "low", "high"),
+    [((1, 16, 16), 0.0, 1.0), ((1, 16, 16), -2.0, 2.0), ((256,), -2.0, 2.0)],
+    ids=["images", "normalised", "vectors"],
+)
+def test_a_plain_module_gets_its_tensors_as_they_are(shape, low, high):
+    model, items = Small(), pairs(shape, low=low, high=high)
+    found = rt.evaluate(model, items, split="train")
+    size = "×".join(map(str, shape))
+    assert f"images: tensors of {size}, as they are" in found.notes
+    expected = [int(model(torch.stack([image])).argmax()) for image, _ in items]
+    preprocess = choose_preprocess(load_checkpoint(model))
+    data = load_data(items, DataOptions(), preprocess)
+    inputs = torch.cat([batch for batch, _ in data.train.batches(16)])
+    assert torch.equal(inputs, torch.stack([items[int(each)][0] for each in data.train.indices]))
+    assert found.score.predictions == tuple(expected[int(each)] for each in data.train.indices)
+
+
+def test_what_a_user_asks_for_comes_first():
+    model, items = Small(), pairs((1, 16, 16))
+    seen = {}
+    for name, asked in {
+        "function": lambda image: 2 * image - 1,
+        "configuration": {"input_size": (1, 16, 16), "mean": [0.5], "std": [0.25], "crop_pct": 1.0},
+    }.items():
+        found = rt.evaluate(model, items, preprocess=asked)
+        seen[name] = next(note for note in found.notes if note.startswith("images:"))
+    assert "made by" in seen["function"]
+    assert seen["configuration"].endswith("mean 0.5, deviation 0.25")
+
+
+def test_a_file_says_what_is_done_to_images(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text('{"pretrained_cfg": {"input_size": [1, 16, 16], "mean": [0.5], "std": [0.25]}}')
+    found = rt.evaluate(Small(), pairs((1, 16, 16)), preprocess=str(path))
+    assert any("mean 0.5" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("nosuch.json", "say none, or name a JSON file"),
+        ({"colour": 1}, "none of timm's"),
+        ({"mean": ["a"]}, "a list of numbers"),
+        (lambda image: "text", "must make a tensor"),
+    ],
+)
+def test_preprocessing_that_makes_no_sense(asked, words):
+    with pytest.raises(RetargetError, match=words):
+        rt.evaluate(Small(), pairs((1, 16, 16)), preprocess=asked)
+
+
+def test_images_of_different_sizes_cannot_be_used_as_they_are():
+    items = [*pairs((1, 16, 16)), *pairs((1, 12, 16))]
+    with pytest.raises(DataError, match=r"of 1×12×16 and of 1×16×16.*--preprocess"):
+        rt.evaluate(Small(), items, split="train")
+
+
+def test_a_port_of_plain_modules_says_what_was_done_to_images():
+    torch.manual_seed(0)
+    models = [Small(), Small(), Small()]
+    overrides = {"port.steps": 2, "port.grad_batches": 1, "port.batch_size": 16, "port.control": "none"}
+    result = rt.port(*models, pairs((1, 16, 16), 90, -2, 2), overrides=overrides)
+    assert result.document.data.preprocess == {"input_size": [1, 16, 16], "transform": "none"}
+    assert "images: tensors of 1×16×16, as they are" in result.document.notes

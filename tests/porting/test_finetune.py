@@ -180,7 +180,7 @@ def test_workers_do_not_change_the_result(pico, colours, short, tmp_path):
 
 
 def start_of(reference, colours, short, head="auto", seed=0):
-    return prepare_start(load_checkpoint(reference), colours, short(data__image_size=160, seed=seed), head, None)
+    return prepare_start(load_checkpoint(reference), colours, short(data__image_size=160, seed=seed), head)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_images_of_a_size_the_model_cannot_take(vit, colours, short, tmp_path):
         rt.finetune(vit, colours, recipe=short(data__image_size=32), out=tmp_path / "tuned")
     linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 3))
     with pytest.raises(ModelError, match=r"cannot take images of 3×224×224: .*--data-image-size"):
-        rt.finetune(linear, colours, recipe=short(), out=tmp_path / "tuned")
+        rt.finetune(linear, colours, recipe=short(data__image_size=224), out=tmp_path / "tuned")
     with pytest.raises(ModelError, match=r"answers one image with \[1, 3, 8, 8\]"):
         rt.finetune(
             nn.Sequential(nn.Conv2d(3, 3, 1)), colours, recipe=short(data__image_size=8), out=tmp_path / "tuned"
