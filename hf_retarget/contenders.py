@@ -131,6 +131,11 @@ class Contender:
     """What its steps are: `step` along the trajectory, or `factor` of the whole of it."""
 
     @property
+    def may_replace(self) -> bool:
+        """Whether a user could take it in place of the port: another port, or what to do instead on the new base."""
+        return bool(self.place or self.step or (self.instead and self.name != "tuned"))
+
+    @property
     def is_method(self) -> bool:
         """Whether it can be asked for with `--method`."""
         return bool(self.step) or self.stands_alone
@@ -245,6 +250,7 @@ for _row in (
         marker="s",
         line="--",
         step=f"{_METHODS}:naive",
+        instead="port without matching (--method naive)",
         beside=lambda asked: asked.compared and asked.method != AUTO,
         forwards=_score_steps,
     ),

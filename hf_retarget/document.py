@@ -7,18 +7,22 @@ writes the schema, which a test compares with the types below.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_retarget.contenders import AFTER, BESIDE, PORT, Contender, contenders, find_contender
 from hf_retarget.errors import PortError
 from hf_retarget.files import to_json, write_json
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 FORMAT = "hf-retarget/port/2"
 
@@ -50,6 +54,34 @@ class StepFigures:
 
     def __post_init__(self) -> None:
         _check_accuracies(self.top1)
+
+
+CLEAR = 2.0
+"""Standard errors from which a difference is taken for more than chance."""
+
+
+@dataclass(frozen=True)
+class Lead:
+    """By how much one model is ahead of another on the same images, and the standard error of that."""
+
+    value: float
+    error: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether one of them is shown to be better."""
+        return abs(self.value) > CLEAR * self.error
+
+    @property
+    def sentence(self) -> str:
+        """For people.
+
+        Example:
+            >>> Lead(0.02, 0.015).sentence
+            '+2.0 points (±1.5, not shown to differ)'
+        """
+        words = "" if self.is_clear else ", not shown to differ"
+        return f"{100 * self.value:+.1f} points (±{100 * self.error:.1f}{words})"
 
 
 @dataclass(frozen=True)
@@ -87,6 +119,8 @@ class ContenderFigures:
     """Scores on the second set of images."""
     flips: tuple[int, int] | None = None
     """Test images that only the tuned model has right, and that only this one has right."""
+    lead: Lead | None = None
+    """How far the result is ahead of it on the test images."""
     best_step: int | None = None
     steps: tuple[StepFigures, ...] = ()
     curve: tuple[tuple[float, float], ...] = ()
@@ -122,12 +156,28 @@ class RelationFacts:
     """`same lineage`, `drifted` or `independent`."""
     tensors: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     """Cosine and drift of each tensor that was looked at."""
+    apart: float | None = None
+    """‖new base − old base‖ / ‖old base‖."""
+    length: float | None = None
+    """‖tuned model − old base‖ / ‖old base‖."""
+    to_new: float | None = None
+    """‖tuned model − new base‖ / ‖old base‖."""
 
     @property
     def sentence(self) -> str:
         """For people."""
         far = "" if self.drift is None else f", {self.drift:.2g} times as far apart as the fine-tuning is long"
         return f"{self.word} (cosine {self.cosine:.3f}{far})"
+
+
+@dataclass(frozen=True)
+class GateFacts:
+    """One thing that was looked at before any verdict."""
+
+    name: str
+    looks_at: str
+    found: str | None = None
+    """What is wrong, and what to do; empty if all is well, None if it could not be seen."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +256,10 @@ class PortDocument:
     """Empty if nothing had to be matched."""
     permutation: PermutationFacts
     relation: RelationFacts | None = None
+    gates: tuple[GateFacts, ...] = ()
+    """What was looked at before the verdict."""
+    matching_lead: Lead | None = None
+    """How far the winner is ahead of the same without matching on the test images."""
     targets: str = "labels"
     """What gradients and heads were fitted to: `labels`, `teacher` or `both`."""
     labelled: bool = True
@@ -339,45 +393,19 @@ def parse_document(content: Any) -> PortDocument:
     if kind in PortDocument.older:
         try:
             content = _upgrade(content)
-        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from error
+        except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+            raise ValueError(f"it is damaged ({type(error).__name__}: {str(error)[:100]})") from error
     elif kind != FORMAT:
         raise ValueError(f"it is no port: its format is {kind!r}, not {FORMAT!r}")
-    document: PortDocument = _read(PortDocument, content, "")
-    return document
+    from pydantic import ValidationError
 
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """A JSON value as what a type says; keys that it does not know are ignored."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return None if value is None else _read(next(each for each in inner if each is not type(None)), value, where)
-    if origin is tuple and isinstance(value, (list, tuple)):
-        if inner[-1] is not Ellipsis:
-            if len(inner) != len(value):
-                raise ValueError(f"'{where}' has {len(value)} entries instead of {len(inner)}")
-            return tuple(_read(each, one, where) for each, one in zip(inner, value, strict=True))
-        return tuple(_read(inner[0], each, f"{where}[{place}]") for place, each in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {str(key): _read(inner[1], each, f"{where}.{key}") for key, each in value.items()}
-    if is_dataclass(kind) and isinstance(value, dict):
-        hints, known = get_type_hints(kind), {}
-        for each in fields(kind):
-            if each.name in value:
-                known[each.name] = _read(hints[each.name], value[each.name], f"{where}.{each.name}".lstrip("."))
-            elif each.default is MISSING and each.default_factory is MISSING:
-                raise ValueError(f"'{where}.{each.name}' is missing".replace("'.", "'"))
-        try:
-            return kind(**known)  # type: ignore[operator]  # a class, as is_dataclass said
-        except ValueError as error:
-            raise ValueError(f"{error} (in '{where}')" if where else str(error)) from error
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if kind in (str, int, bool) and type(value) is kind:
-        return value
-    raise ValueError(f"'{where}' is {type(value).__name__}, which it cannot be")
+    try:
+        # Half a surrogate, as in a file name that cannot be decoded, is no JSON. Unknown keys are ignored.
+        return _adapter().validate_json(json.dumps(content, ensure_ascii=False).encode(errors="replace"), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{what} (in '{where}')" if where else what) from error
 
 
 def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
@@ -409,13 +437,12 @@ def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
 
 def _upgrade_contender(old: Mapping[str, Any], key: str, row: Contender) -> dict[str, Any]:
     """What was known about one contender; curves were over minibatches, those of a port had no price."""
-    port, spent = old["recipe"]["port"], _read(int, old["gradients"]["port"], "gradients.port")
-    batch = _read(int, port["batch_size"], "recipe.port.batch_size")
-    after = _read(int, old["recipe"]["finetune"]["batch_size"], "recipe.finetune.batch_size")
+    port, spent = old["recipe"]["port"], int(old["gradients"]["port"])
+    batch, after = int(port["batch_size"]), int(old["recipe"]["finetune"]["batch_size"])
     steps = (old["steps"] if key == "port" else old.get(f"{key}_steps")) or []
     best = old["best_step"] if key == "port" else old.get(f"{key}_best_step")
     made = row.gradients(len(steps))
-    taken = spent if key == "port" else made * _read(int, port["grad_batches"], "recipe.port.grad_batches")
+    taken = spent if key == "port" else made * int(port["grad_batches"])
     curve = [(batch * taken / made * row.gradients(each["step"]), each["top1"]) for each in steps if made]
     if key == "control":
         taken = old["gradients"]["control"]
@@ -445,31 +472,16 @@ def _upgrade_samples(samples: Mapping[str, Any] | None, names: Mapping[str, str]
 
 def make_schema() -> dict[str, Any]:
     """The JSON schema of port.json, derived from the types."""
-    described = _describe(PortDocument)
+    described = _adapter().json_schema()
     described["properties"]["format"] = {"const": FORMAT}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": FORMAT, **described}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": FORMAT}
 
 
-def _describe(kind: Any) -> dict[str, Any]:
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return {}
-    if origin in (Union, types.UnionType):
-        return {"anyOf": [_describe(each) for each in inner]}
-    if origin is tuple and inner[-1] is Ellipsis:
-        return {"type": "array", "items": _describe(inner[0])}
-    if origin is tuple:
-        length = {"minItems": len(inner), "maxItems": len(inner)}
-        return {"type": "array", "prefixItems": [_describe(each) for each in inner], **length}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _describe(inner[1])}
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
-        properties = {each.name: _describe(hints[each.name]) for each in fields(kind)}
-        return {"type": "object", "required": needed, "properties": properties}
-    words = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-    return {"type": words[kind]}
+@cache
+def _adapter() -> TypeAdapter[PortDocument]:
+    from pydantic import TypeAdapter  # not at once: most commands read no document
+
+    return TypeAdapter(PortDocument)
 
 
 if __name__ == "__main__":

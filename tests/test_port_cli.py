@@ -282,7 +282,7 @@ def refused(arguments: tuple[object, ...], message: str) -> None:
         (("--src-ft", "OLD"), "10 classes, but"),
         (("--data", "fashion-mnits"), "did you mean 'fashion-mnist'?"),
         (("--data", "EMPTY"), "EMPTY"),
-        (("--data", "TEXTS"), "in 'texts, train' cannot be read"),
+        (("--data", "TEXTS"), "cannot be read"),
         (("--data", "NUMBERS"), "'numbers.parquet' has 13 classes"),
         (("--data-classes", "Bag"), "one class only"),
         (("--method", "oracle"), "--tuned-target"),

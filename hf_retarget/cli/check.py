@@ -81,6 +81,7 @@ def _describe(found: InputCheck, *, matches: bool) -> list[Row]:
         rows += _cost(found.cost, matches)
     rows += [("differs", words) for words in _differences(found)]
     rows += [("note", note) for note in found.notes]
+    rows += [("warning", each.found) for each in found.gates if each.found and each.found not in found.problems]
     if found.probe:
         rows.append(("signs", found.probe.sentence))
     rows += [("problem", problem) for problem in found.problems]

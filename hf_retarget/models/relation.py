@@ -42,6 +42,8 @@ class _Sums:
     new: float = 0.0
     product: float = 0.0
     tuning: float = 0.0
+    apart: float = 0.0
+    to_new: float = 0.0
 
     def add(self, old: Tensor, tuned: Tensor, new: Tensor) -> None:
         a, b, c = (each.double().flatten() for each in (old, tuned, new))
@@ -49,6 +51,8 @@ class _Sums:
         self.new += float(c @ c)
         self.product += float(a @ c)
         self.tuning += float((b - a).square().sum())
+        self.apart += float((c - a).square().sum())
+        self.to_new += float((b - c).square().sum())
 
     @property
     def cosine(self) -> float:
@@ -56,8 +60,7 @@ class _Sums:
 
     @property
     def drift(self) -> float | None:
-        distance = max(self.old + self.new - 2 * self.product, 0.0)
-        return math.sqrt(distance / self.tuning) if self.tuning else None
+        return math.sqrt(self.apart / self.tuning) if self.tuning else None
 
 
 def list_backbone(model: nn.Module, head: Iterable[str]) -> list[str]:
@@ -89,7 +92,8 @@ def measure_relation(
         tensors[name] = (one.cosine, one.drift)
         for field in vars(whole):
             setattr(whole, field, getattr(whole, field) + getattr(one, field))
-    return RelationFacts(whole.cosine, whole.drift, _name(whole.cosine, whole.drift), tensors)
+    lengths = [math.sqrt(each / max(whole.old, 1e-30)) for each in (whole.apart, whole.tuning, whole.to_new)]
+    return RelationFacts(whole.cosine, whole.drift, _name(whole.cosine, whole.drift), tensors, *lengths)
 
 
 def _name(cosine: float, drift: float | None) -> str:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from hf_retarget.data import BatchCache, DataFacts, check_classes, choose_preprocess, describe_data, match_labels
 from hf_retarget.data.load import NO_DATA
-from hf_retarget.document import RelationFacts
+from hf_retarget.document import GateFacts, RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError, RetargetError
+from hf_retarget.evaluation.gates import Evidence, list_errors, look_at_gates
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.matching.methods import match
 from hf_retarget.models import (
@@ -112,6 +113,8 @@ class InputCheck:
     data: DataFacts | None = None
     relation: RelationFacts | None = None
     """How the bases are related, by a sample of their weights; None if they could not be read in parts."""
+    gates: tuple[GateFacts, ...] = ()
+    """What was looked at, as far as it could be seen."""
     cost: Cost | None = None
     probe: Probe | None = None
 
@@ -168,7 +171,10 @@ def check(
         return replace(found, problems=(str(error),))
     relation = compare_samples([each.sample for each in peeked], comparison.head)
     head = _describe_head((source, tuned, target), comparison, chosen)
-    found = replace(found, notes=comparison.notes, head=head, relation=relation)
+    resized = any(each.head and each.source != each.tuned for each in found.differences)
+    gates = look_at_gates(Evidence(relation, head_tuned=resized or None))
+    found = replace(found, notes=comparison.notes, head=head, relation=relation, gates=gates)
+    found = replace(found, problems=tuple(list_errors(gates)))
     if given:
         with doing_now(run.progress, "reading about the data"):
             found = _with_data(found, tuned, images, chosen, run)

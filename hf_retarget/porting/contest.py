@@ -9,8 +9,10 @@ from pathlib import Path
 
 from hf_retarget.contenders import AFTER, AUTO, PORT, Contender
 from hf_retarget.data import Split
-from hf_retarget.document import RelationFacts
+from hf_retarget.document import GateFacts, RelationFacts
 from hf_retarget.errors import MatchError, ModelError, PortError, TraceError
+from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
+from hf_retarget.evaluation.paired import paired_error
 from hf_retarget.evaluation.refit import HEAD_IMAGES, Fitted, fit_head
 from hf_retarget.evaluation.scorer import Score, Scorer
 from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
@@ -21,7 +23,7 @@ from hf_retarget.porting.cost import FEW, Price, count_images, price_port
 from hf_retarget.porting.inputs import Inputs, Traced, trace_model
 from hf_retarget.porting.makers import Declined, Made
 from hf_retarget.porting.resume import Track, Workplace
-from hf_retarget.porting.verdict import judge_port, paired_error
+from hf_retarget.porting.verdict import judge_port
 from hf_retarget.recipe import Recipe
 from hf_retarget.run import Run
 from hf_retarget.words import percent
@@ -141,10 +143,35 @@ class Contest:
             raise Declined(str(error)) from error
 
     @cached_property
-    def tuned_level(self) -> float:
-        """The accuracy of the tuned model on the images to choose by."""
+    def tuned_score(self) -> Score:
+        """That of the tuned model on the images to choose by."""
         self.scorer.load(self.inputs.tuned.in_float32())
-        return self.scorer.score(self.chosen_by).top1
+        return self.scorer.score(self.chosen_by)
+
+    # ---- gates
+
+    def look_at_gates(self) -> tuple[GateFacts, ...]:
+        """What gates find, as far as can be seen by now."""
+        inputs, tests = self.inputs, None
+        if self.entries:
+            free = [each for each in self.entries if not each.made.gradients and each.contender.may_replace]
+            tests = {"": self.result.test} | {each.contender.label: each.test for each in free if each != self.result}
+        says_itself = not inputs.data.labelled or self.recipe.port.targets == "teacher"
+        return look_at_gates(
+            Evidence(
+                inputs.relation,
+                inputs.head_tuned,
+                inputs.data if inputs.has_images and not says_itself else None,
+                self.tuned_score if inputs.has_images else None,
+                labelled=not says_itself,
+                tests=tests,
+            )
+        )
+
+    def refuse_nonsense(self) -> None:
+        """PortError if nothing sensible can come out."""
+        if errors := list_errors(self.look_at_gates()):
+            raise PortError(errors[0])
 
     # ---- matching
 
@@ -154,11 +181,12 @@ class Contest:
         if self.relation.word == INDEPENDENT or not self.ports:
             return ""
         best = max(each.made.validation.top1 for each in self.ports)
-        if best < CLOSE * self.tuned_level:
+        level = self.tuned_score.top1
+        if best < CLOSE * level:
             return ""
         return (
             f"nothing was matched: the bases are of one lineage, and without gradients {percent(best)} of the "
-            f"validation images are right, at least {CLOSE:.0%} of the tuned model's {percent(self.tuned_level)}"
+            f"validation images are right, at least {CLOSE:.0%} of the tuned model's {percent(level)}"
         )
 
     @cached_property
@@ -254,7 +282,9 @@ class Contest:
 
     def judge(self) -> str:
         """The verdict, in one line."""
-        return judge_port(self.entries, self.winner, self.result, labelled=self.inputs.data.labelled)
+        said = judge_port(self.entries, self.winner, self.result, labelled=self.inputs.data.labelled)
+        warnings = list_warnings(self.look_at_gates())
+        return f"Check first: {'; '.join(warnings)}. {said}" if warnings else said
 
 
 def choose_winner(ports: Sequence[Entry]) -> Entry:

@@ -148,6 +148,13 @@ class Inputs:
         """Their names, if the tuned model or the data name them."""
         return self.tuned.labels or self.data.labels
 
+    @property
+    def head_tuned(self) -> bool:
+        """Whether the tuned model has another head than the old base."""
+        old, new = self.source.weights, self.tuned.weights
+        pairs = ((old.get(name), new.get(name)) for name in self.comparison.head)
+        return any(one is None or two is None or not torch.equal(one, two) for one, two in pairs)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The parameters, tied ones once: what a trajectory is made of."""

@@ -79,6 +79,7 @@ def port(
         inputs = load_inputs((src_base, src_ft, new_base), images, chosen, run, given)
         contest = Contest(inputs, run, place)
         key = describe_run(contest, dtype)
+        contest.refuse_nonsense()
         place.begin(key, run)
         _introduce(contest)
         for contender, role in choose_contenders(given.asked(chosen)) if inputs.has_images else ():

@@ -33,6 +33,7 @@ from hf_retarget.document import (
     parse_document,
 )
 from hf_retarget.errors import PortError
+from hf_retarget.evaluation.paired import count_flips, measure_lead
 from hf_retarget.evaluation.scorer import Score
 from hf_retarget.files import to_json, write_json, write_text
 from hf_retarget.graph import Permutation, PermutationGraph
@@ -45,7 +46,7 @@ from hf_retarget.porting.contest import Contest, Entry
 from hf_retarget.porting.cost import count_images
 from hf_retarget.porting.inputs import Inputs
 from hf_retarget.porting.resume import Workplace
-from hf_retarget.porting.verdict import count_flips
+from hf_retarget.porting.verdict import find_unmatched
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.publish.card import write_port_card
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path
@@ -235,7 +236,7 @@ def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, A
     """Everything that is known about a finished port."""
     inputs, run, winner = contest.inputs, contest.run, contest.winner if contest.inputs.has_images else None
     best, versions, given = winner.made.best if winner else None, list_versions(), inputs.given.permutation
-    data = inputs.data
+    data, unmatched = inputs.data, find_unmatched(contest.entries, winner) if winner else None
     document = PortDocument(
         format=FORMAT,
         version=versions["hf-retarget"],
@@ -253,6 +254,8 @@ def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, A
             best.permutation.moved if best and best.permutation else 0.0, given is not None, _name_origin(given)
         ),
         relation=inputs.relation,
+        gates=contest.look_at_gates(),
+        matching_lead=measure_lead(winner.test, unmatched.test) if winner and unmatched else None,
         targets=contest.targets,
         labelled=data.labelled,
         flipped=_list_flipped(contest),
@@ -290,6 +293,7 @@ def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
         detail=made.detail,
         also=_describe_score(entry.also, False) if entry.also else None,
         flips=count_flips(tuned.test, entry.test) if tuned and entry is not tuned else None,
+        lead=measure_lead(contest.result.test, entry.test) if entry is not contest.result else None,
         best_step=made.best.step if made.best and made.steps else None,
         steps=made.steps,
         curve=made.curve,

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_retarget.evaluation.scorer import Score
+from hf_retarget.document import Lead
+from hf_retarget.evaluation.paired import measure_lead
 from hf_retarget.words import percent
 
 if TYPE_CHECKING:
     from hf_retarget.porting.contest import Entry
-
-_CLEAR = 2.0  # standard errors
-
-
-def paired_error(ours: Score, theirs: Score) -> float:
-    """The standard error of the difference of two accuracies on the same images: only where they differ counts.
-
-    Example:
-        >>> answers = ((0, 0, 0, 0), (0, 1, 1, 0))
-        >>> ours, theirs = (Score(1.0, 0.5, None, 4, (), (), said, (0, 0, 1, 1)) for said in answers)
-        >>> round(paired_error(ours, theirs), 3), paired_error(ours, ours)
-        (0.354, 0.0)
-    """
-    pairs = list(zip(ours.right, theirs.right, strict=True))
-    only_ours, only_theirs = (sum(one and not two for one, two in pairs), sum(two and not one for one, two in pairs))
-    count = max(len(pairs), 1)
-    return math.sqrt(max(only_ours + only_theirs - (only_ours - only_theirs) ** 2 / count, 0)) / count
-
-
-def count_flips(before: Score, after: Score) -> tuple[int, int]:
-    """Images that only the model before has right (negative flips), and that only the one after has right."""
-    pairs = list(zip(before.right, after.right, strict=True))
-    return sum(one and not two for one, two in pairs), sum(two and not one for one, two in pairs)
 
 
 def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled: bool = True) -> str:
@@ -46,32 +23,34 @@ def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled
     kept = ""
     if tuned is not None and labelled and tuned.test.top1:
         kept = f", {ours.top1 / tuned.test.top1:.0%} of the tuned model's {percent(tuned.test.top1)}"
-    rivals = [each for each in others if each is not tuned]
-    compared = "; ".join(f"{_difference(ours, each.test)} against {each.contender.label}" for each in rivals)
-    unmatched = next((each for each in entries if each.contender.name == port.contender.without_matching), None)
+    unmatched = find_unmatched(entries, port)
+    rivals = [each for each in others if each not in (tuned, unmatched)]
+    leads = {each.contender.name: measure_lead(ours, each.test) for each in others}
+    compared = "; ".join(f"{leads[each.contender.name].sentence} against {each.contender.label}" for each in rivals)
     gain = "matched steps were" if port.contender.course else "the matching itself was"
-    beside = f"; {gain} worth {_difference(port.test, unmatched.test)}" if unmatched else ""
+    worth = measure_lead(port.test, unmatched.test) if unmatched else None
+    beside = f"; {gain} worth {worth.sentence}" if worth else ""
     facts = f"{what}: {start}{kept}{f'; {compared}' if compared else ''}{beside}"
-    better = [each for each in rivals if _is_clear(each.test, ours) and each.test.top1 > ours.top1]
+    better = [each for each in others if each is not tuned and _is_behind(leads[each.contender.name])]
     if better:
         best = max(better, key=lambda each: each.test.top1)
         return f"Not worth it: {facts}; {best.contender.instead}."
-    if port.contender.instead:
+    if port.contender.instead and not port.contender.step:
         return f"No port needed: {facts}; {port.contender.instead}."
     if not any(each.contender.is_alternative for each in rivals):
         return f"Undecided: {facts}; not compared with plain fine-tuning (--control full does)."
-    if not all(_is_clear(ours, each.test) for each in rivals):
+    if not all(leads[each.contender.name].is_clear for each in rivals):
         return f"Undecided: {facts}; more test images would tell."
-    if unmatched and not (_is_clear(port.test, unmatched.test) and port.test.top1 > unmatched.test.top1):
-        return f"Worth it, but not for its permutation: {facts}; without matching it is as good."
+    if worth and not (worth.is_clear and worth.value > 0):
+        return f"Worth it, but not for its permutation: {facts}; the matching is not shown to have helped."
     further = "fine-tune longer to go further" if result is not port else "fine-tune it on to go further"
     return f"Worth it: {facts}; {further}."
 
 
-def _difference(ours: Score, theirs: Score) -> str:
-    words = "" if _is_clear(ours, theirs) else ", not shown to differ"
-    return f"{100 * (ours.top1 - theirs.top1):+.1f} points (±{100 * paired_error(ours, theirs):.1f}{words})"
+def find_unmatched(entries: Sequence[Entry], port: Entry) -> Entry | None:
+    """The port without its matching, if that entered."""
+    return next((each for each in entries if each.contender.name == port.contender.without_matching), None)
 
 
-def _is_clear(ours: Score, theirs: Score) -> bool:
-    return abs(ours.top1 - theirs.top1) > _CLEAR * paired_error(ours, theirs)
+def _is_behind(lead: Lead) -> bool:
+    return lead.is_clear and lead.value < 0

@@ -24,10 +24,9 @@ def caption_curve(document: PortDocument) -> str:
     )
     if unmatched := document.unmatched:
         what, top = unmatched.row.label.partition(",")[0], percent(unmatched.validation)
-        if document.port.validation > unmatched.validation + 0.05:
-            words += f"Without matching ({what}) it gets no further than {top}: the matching does the work."
-        else:
-            words += f"Without any matching ({what}) it gets to {top}: here, the matching does little."
+        words += f"Without matching ({what}) it gets to {top}."
+        if lead := document.matching_lead:
+            words += f" On the test images, the matching is worth {lead.sentence}."
     last = port.steps[-1]
     if best.top1 > last.top1 + 0.02:
         words += f" After the best step it falls to {percent(last.top1)}, so the port stops at the best one."
@@ -45,8 +44,8 @@ def caption_price(document: PortDocument) -> str:
     end = percent(ends.get(ours.name, ours.validation))
     return (
         words + f"{what} ends at {end} of the validation images, plain fine-tuning of the new base at "
-        f"{percent(ends[plain.name])}. A port pays where its line is above that one. The verdict is about the test "
-        "images."
+        f"{percent(ends[plain.name])}. A port pays where its line is above that one."
+        + (f" On the test images, it is ahead by {plain.lead.sentence}." if plain.lead else "")
     )
 
 

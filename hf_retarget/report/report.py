@@ -225,6 +225,10 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
     if document.relation:
         rows.append(("bases", document.relation.sentence))
     rows.append(("aimed at", document.targets))
+    if document.gates:
+        words = {None: "could not be seen", "": "fine"}
+        lines = [f"{each.looks_at}: {words.get(each.found, each.found)}" for each in document.gates]
+        rows.append(("looked at first", "\n".join(lines)))
     if graph:
         checked = (graph.get("check") or {}).get("verdict", "not checked")
         rows.append(("permutation graph", f"{graph['groups']} groups; {checked}\nfingerprint {graph['fingerprint']}"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hf_retarget.contenders import AFTER, BESIDE, PORT, find_contender
+from hf_retarget.evaluation.paired import count_flips, paired_error
 from hf_retarget.evaluation.scorer import Score
 from hf_retarget.porting.contest import Entry, choose_winner
 from hf_retarget.porting.makers import Made
-from hf_retarget.porting.verdict import count_flips, judge_port, paired_error
+from hf_retarget.porting.verdict import judge_port
 
 IMAGES = 400
 
@@ -38,7 +39,11 @@ def judge(port: float, after: float | None = None, *, method: str = "fgmt", **ot
     ("accuracies", "begins", "says"),
     [
         ({"port": 0.6, "plain": 0.4, "naive": 0.3}, "Worth it:", "+20.0 points (±2.0) against plain fine-tuning"),
-        ({"port": 0.6, "plain": 0.4, "naive": 0.6}, "Worth it, but not for its permutation:", "as good"),
+        (
+            {"port": 0.6, "plain": 0.4, "naive": 0.6},
+            "Worth it, but not for its permutation:",
+            "not shown to have helped",
+        ),
         ({"port": 0.3, "plain": 0.4, "naive": 0.3, "after": 0.6}, "Worth it, but not for its", "worth +0.0 points"),
         (
             {"port": 0.6, "plain": 0.4, "naive_sign": 0.5, "method": "fgmt-sign"},
