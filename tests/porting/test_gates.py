@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,7 +167,9 @@ def test_what_cannot_be_seen_is_neither_well_nor_wrong():
     }
 
 
-def test_every_gate_says_what_to_do():
+def test_every_gate_says_what_to_do_and_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "method.md").read_text()
+    assert [gate.looks_at for gate in GATES if f"| {gate.looks_at} |" not in page] == []
     assert len({gate.name for gate in GATES}) == len(GATES)
     assert all(gate.advice and gate.looks_at.startswith("whether") for gate in GATES)
 
