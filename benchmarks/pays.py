@@ -100,11 +100,14 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "naive": {"port.method": "naive", "port.steps": 1},
     "plus-25": {"finetune.steps": 25},
     "teacher-plus-50": {"port.targets": "teacher", "finetune.steps": 50},
+    "unseen": {"tuned": "without"},
+    "seen": {"tuned": "with"},
     "few": {"data.limit": 111},
     "few-labels": {"data.limit": 111, "port.targets": "labels"},
     "few-teacher": {"data.limit": 111, "port.targets": "teacher"},
 }
-"""What is asked of the port, besides `--control none`. Of 111 training images, eleven are to validate on."""
+"""What is asked of the port, besides `--control none`. Of 111 training images, eleven are to validate on. `tuned` says
+whether the old base was fine-tuned at one rate without or with the images to validate on."""
 
 
 class Noisy:
@@ -162,17 +165,22 @@ def _answer(model: nn.Module, split: Split) -> Tensor:
         return torch.cat([(model(inputs) / 2).softmax(1) for inputs, _ in split.batches(256)])
 
 
-def tune(name: str, bench: Bench, old: nn.Module, seed: int) -> nn.Module:
-    """The old base, fine-tuned: at the rate that suits it, on the training images without those to validate on."""
+def tune(name: str, bench: Bench, old: nn.Module, seed: int, images: str = "") -> nn.Module:
+    """The old base, fine-tuned: at the rate that suits it, on the training images without those to validate on.
+
+    With `images` (`with` or `without` those), and for siblings, at one rate.
+    """
     pair = PAIRS[name]
-    if pair.sibling is None:
+    if pair.sibling is None and not images:
         return bench.network(bench.classes, weights_of(bench.tuned(pair.old, seed)))
-    how, kept = bench.task.tuning, Kept(bench.common / "tuned-sibling" / f"{name}-{seed}")
+    label = f"tuned-{images}" if images else "tuned-sibling"
+    how, kept = bench.task.tuning, Kept(bench.common / label / f"{name}-{seed}")
     if kept.read({"seed": seed}) is None:
         start = bench.start(old, bench.task.start_head, seed)
         folder = kept.begin()
         options = bench.recipe.override(**how.overrides(max(how.lrs), seed)).finetune
-        train_model(start.model, start.data.train, options)
+        train = start.data.train
+        train_model(start.model, train.join(start.data.validation, "all") if images == "with" else train, options)
         tensors = {n: t.detach().clone() for n, t in start.model.state_dict().items()}
         save_tensors(folder / "model.safetensors", tensors, {})
         kept.finish({"seed": seed}, {})
@@ -182,8 +190,9 @@ def tune(name: str, bench: Bench, old: nn.Module, seed: int) -> nn.Module:
 def measure(name: str, seed: int, situation: str) -> dict[str, Any]:
     """Port in one situation, and put the figures of all contenders together."""
     bench, old, new = make_bases(name)
-    tuned = tune(name, bench, old, seed)
+    tuned = tune(name, bench, old, seed, SITUATIONS[situation].get("tuned", ""))
     changes = {"port.seed": seed, "port.check": False, "port.control": "none", **SITUATIONS[situation]}
+    changes.pop("tuned", None)
     images: Mapping[str, Any] = bench.pictures
     if limit := changes.pop("data.limit", None):
         images = {**images, "train": _take(images["train"], bench.task.classes, limit, seed)}

@@ -54,6 +54,16 @@ def verify() -> Verify:
     return verify_graph
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_assets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Graphs that tests keep are kept apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("assets"))
+        patch.setattr(huggingface_hub.constants, "HF_ASSETS_CACHE", folder)
+        patch.setenv("HF_ASSETS_CACHE", folder)  # for the processes that tests start
+        yield
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     """An empty Hub on loopback with one user; clients are processes of their own: `hub.client(token=…).python(…)`."""

@@ -193,7 +193,8 @@ class Contest:
     def traced(self) -> Traced:
         """The permutation graph, traced and verified when it is first needed."""
         with self.run.stage("tracing", "tracing the model"):
-            found = trace_model(self.inputs.model, self.inputs.preprocess.input_size, check=self.recipe.port.check)
+            inputs, check = self.inputs, self.recipe.port.check
+            found = trace_model(inputs.model, inputs.preprocess.input_size, check=check, key=inputs.structure)
         if found.held:
             words = "groups act on tables that the new base keeps, and stay as they are"
             self.run.progress.say(f"{len(found.held)} {words}")

@@ -28,6 +28,7 @@ from hf_retarget.errors import DataError, ModelError, PortError
 from hf_retarget.evaluation.batchnorm import has_batchnorm
 from hf_retarget.files import hash_file, hash_tensors, load_tensors
 from hf_retarget.graph import PermutationGraph, pin_tables
+from hf_retarget.graph.cache import keep_graph, recall_graph
 from hf_retarget.graph.trace import trace
 from hf_retarget.graph.verify import Verification, verify
 from hf_retarget.matching.gradients import GradientCache, StepGradients
@@ -38,10 +39,11 @@ from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import Heads, fit_heads, make_model
 from hf_retarget.models.relation import INDEPENDENT, list_backbone, measure_relation
+from hf_retarget.models.timm_models import is_timm
 from hf_retarget.models.weights import find_not_finite
 from hf_retarget.porting.resume import ENVIRONMENT
 from hf_retarget.recipe import DataOptions, PortOptions, Recipe
-from hf_retarget.run import Run, describe_environment
+from hf_retarget.run import Run, describe_environment, list_versions
 from hf_retarget.training.recorder import TrajectoryRecorder
 
 Reference = str | Path | nn.Module
@@ -168,6 +170,17 @@ class Inputs:
     def parameters(self, weights: Tensors) -> dict[str, Tensor]:
         """The parameters among some weights."""
         return {name: weights[name] for name in self.names}
+
+    @property
+    def structure(self) -> dict[str, Any] | None:
+        """What the permutation graph depends on; None for code of the user's own, which nothing identifies."""
+        target = self.target
+        if target.module is not None or (target.library == "timm" and not is_timm(target.architecture)):
+            return None
+        shapes = {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        return {"library": target.library, "architecture": target.architecture, "shapes": shapes} | {
+            "options": {name: repr(value) for name, value in target.options.items()}
+        }
 
     @cached_property
     def trajectory(self) -> Trajectory:
@@ -360,16 +373,30 @@ class Traced:
     held: tuple[str, ...]
 
 
-def trace_model(model: nn.Module, input_size: tuple[int, ...], *, check: bool = True) -> Traced:
-    """Trace a model for images of this size, and verify the graph; one that does not hold is an error."""
+def trace_model(
+    model: nn.Module, input_size: tuple[int, ...], *, check: bool = True, key: Mapping[str, Any] | None = None
+) -> Traced:
+    """Trace a model for images of this size, and verify the graph; one that does not hold is an error.
+
+    With a key, which has to say everything that the model's structure depends on, it is done once for all.
+    """
+    key = None if key is None or not check else {**key, "input_size": input_size, **list_versions()}
+    if key is not None and (kept := recall_graph(key)):
+        return _pin(kept[0], model, kept[1])
     example = torch.zeros(2, *input_size)  # two, so that the batch is not mistaken for an axis of one element
     graph = trace(model, example)
-    result = verify(model, graph, example) if check else None
+    result = verify(model, graph, example[:1]) if check else None
     if result is not None and not result.passed:
         raise PortError(
             f"the permutation graph of {type(model).__name__} cannot be trusted: {result.verdict} "
             "Please report the model; --no-check continues at your own risk"
         )
+    if key is not None and result is not None:
+        keep_graph(key, graph, result)
+    return _pin(graph, model, result)
+
+
+def _pin(graph: PermutationGraph, model: nn.Module, result: Verification | None) -> Traced:
     graph, held = pin_tables(graph, model)
     return Traced(graph, result, held)
 

@@ -1,0 +1,58 @@
+"""Verified permutation graphs, kept so that a second port of one architecture neither traces nor verifies again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import cached_assets_path, constants
+
+from hf_retarget.errors import PermutationError
+from hf_retarget.files import hash_file, load_record, save_record
+from hf_retarget.graph.permutation_graph import PermutationGraph
+from hf_retarget.graph.verify import NegativeControl, Verification
+
+
+def recall_graph(key: Mapping[str, Any]) -> tuple[PermutationGraph, Verification] | None:
+    """The graph that was kept under a key, if it is there and whole."""
+    with suppress(OSError, ValueError, KeyError, TypeError, PermutationError):
+        graph, about = _paths(key)
+        facts = load_record(about)
+        if facts["graph"] == hash_file(graph) and facts["key"] == _plain(key):
+            found = facts["verification"]
+            controls = tuple(NegativeControl(**each) for each in found.pop("controls"))
+            return PermutationGraph.load(graph), Verification(**found, controls=controls)
+    return None
+
+
+def keep_graph(key: Mapping[str, Any], graph: PermutationGraph, verification: Verification) -> None:
+    """Keep a graph that has passed; where nothing can be written, nothing is kept."""
+    with suppress(OSError, ValueError):  # the Hub client raises the latter for folders that are files
+        path, about = _paths(key)
+        graph.save(path)
+        facts = {name: value for name, value in verification.to_json().items() if name not in ("passed", "verdict")}
+        save_record(about, {"key": _plain(key), "graph": hash_file(path), "verification": facts})
+
+
+def _paths(key: Mapping[str, Any]) -> tuple[Path, Path]:
+    name = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()[:32]
+    folder = cached_assets_path("hf-retarget", namespace="graphs", subfolder=name, assets_dir=constants.HF_ASSETS_CACHE)
+    return folder / "graph.json", folder / "verification.json"
+
+
+def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {**json.loads(json.dumps(key)), "rules": _hash_rules()}
+
+
+@cache
+def _hash_rules() -> str:
+    """A hash of the code that derives and verifies graphs: what it found before it changed does not count."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
