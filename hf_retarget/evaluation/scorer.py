@@ -80,7 +80,7 @@ class Scorer:
         def draw() -> Iterable[Batch]:
             other = derive_seed(options.seed, "batchnorm")  # other images than those of the gradients
             batches = self.data.train.batches
-            return batches(options.batch_size, seed=other, count=options.bn_batches, workers=run.workers)
+            return self._move(batches(options.batch_size, seed=other, count=options.bn_batches, workers=run.workers))
 
         with run.clock.stage("batchnorm"):
             batches = self._batches.get("batchnorm", options.bn_batches * options.batch_size, draw)
@@ -134,7 +134,11 @@ class Scorer:
         size, run = self.options.eval_batch, self.run
         # Two sets of images may have one name, and one set may get other labels.
         key = f"{split.name}/{id(split.rows)}/{hash(split.targets.numpy().tobytes())}"
-        return self._batches.get(key, len(split), lambda: split.batches(size, workers=run.workers))
+        return self._batches.get(key, len(split), lambda: self._move(split.batches(size, workers=run.workers)))
+
+    def _move(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """With the images on the device, where those that are kept stay."""
+        return ((inputs.to(self.run.accelerator.device), labels) for inputs, labels in batches)
 
 
 def score_model(
