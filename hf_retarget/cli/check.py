@@ -23,7 +23,6 @@ _EXAMPLE = """\b
 Examples:
   hf-retarget check --src-base timm/a --src-ft me/a-birds --new-base timm/b
   hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data cub --json
-  hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data photos/ --probe
 """
 
 _MOST = 5  # differences that are printed
@@ -33,12 +32,6 @@ Row = tuple[str, str]
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
 @bases_options
-@click.option(
-    "--probe",
-    "load_weights",
-    is_flag=True,
-    help="Load the weights after all, and measure cheap signs of whether a port will pay.",
-)
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
@@ -81,8 +74,6 @@ def _describe(found: InputCheck, *, matches: bool) -> list[Row]:
         rows += _cost(found.cost, matches)
     rows += [("differs", words) for words in _differences(found)]
     rows += [("note", note) for note in found.notes]
-    if found.probe:
-        rows.append(("signs", found.probe.sentence))
     rows += [("problem", problem) for problem in found.problems]
     done = "compatible: nothing rules out a port" if found.compatible else "not compatible"
     return [*rows, ("result", done)]
