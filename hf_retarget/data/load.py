@@ -72,6 +72,7 @@ def load_data(
         for split, each in targets.items()
     }
     divided, notes = _divide(found, train, test, options)
+    single = test is None and len(source.splits) == 1
     if labelled and len(divided["train"].targets.unique()) < 2:
         raise DataError(f"'{source.name}' has training images of one class only; at least two are needed")
     splits = {name: replace(split, name=f"{source.name}, {name}") for name, split in divided.items()}
@@ -85,6 +86,7 @@ def load_data(
         fingerprint=_fingerprint(rows.values(), splits.values(), options, preprocess),
         revision=source.revision,
         notes=(*source.notes, *notes),
+        held_out=notes[-1] if single else "",
         labelled=labelled,
     )
 
