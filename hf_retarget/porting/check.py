@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hf_retarget.data import BatchCache, DataFacts, check_classes, choose_preprocess, describe_data, match_labels
+from hf_retarget.data import DataFacts, check_classes, choose_preprocess, describe_data, match_labels
 from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError, RetargetError
@@ -33,9 +33,10 @@ from hf_retarget.porting.cost import (
     count_images,
     estimate_cost,
     estimate_growth,
+    estimate_other_images,
     price_port,
 )
-from hf_retarget.porting.inputs import STEP_IMAGES, WRONG_CLASSES, Given, Reference, load_inputs, trace_model
+from hf_retarget.porting.inputs import WRONG_CLASSES, Given, Reference, load_inputs, trace_model
 from hf_retarget.porting.port import PortArguments
 from hf_retarget.porting.resume import Workplace
 from hf_retarget.recipe import Recipe, finish_recipe
@@ -43,6 +44,9 @@ from hf_retarget.run import Run, RunArguments, check_arguments, doing_now, peak_
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_TRIED = 1_000_000_000
+"""Parameters up to which a model is built with random weights, to take a gradient of a few images."""
 
 CHECK_FORMAT, PLAN_FORMAT = "hf-retarget/check/1", "hf-retarget/plan/1"
 
@@ -221,7 +225,10 @@ def _with_graph(found: InputCheck, tuned: Checkpoint, target: Checkpoint, recipe
     images = ImageCounts(train=counts[0], validation=counts[1], test=counts[2])
     unknown = tuple(map(str, graph.unknown_operators))
     facts = GraphFacts(len(graph.groups), graph.share(1), traced.held, unknown)
-    return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images))
+    if sum(each.numel() for each in model.parameters()) <= _TRIED:
+        model = replace(target, weights={}).build(tuned.num_classes)  # with random weights
+    with doing_now(run.progress, "timing a few images"):
+        return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images))
 
 
 # ---- plan: everything loaded, one minibatch timed
@@ -313,10 +320,8 @@ def plan(
 
 def _estimate_memory(contest: Contest, price: Price) -> int:
     """The peak so far, with everything loaded and the gradient of a minibatch taken, and what comes on top of it."""
-    inputs, problem, port = contest.inputs, contest.problem, contest.recipe.port
+    inputs, problem = contest.inputs, contest.problem
     searches = price.gradients > 0
-    cache = BatchCache(inputs.preprocess.input_size, limit=STEP_IMAGES)
-    images = cache.size(port.grad_batches * port.batch_size)
-    others = images - cache.size(port.batch_size) if images <= cache.limit and searches else 0
+    others = estimate_other_images(contest.recipe.port, inputs.preprocess.input_size, searches=searches)
     growth = estimate_growth(inputs.size, problem.trajectory.steps, problem.options.compression, searches=searches)
     return (peak_memory() or 0) + others + growth
