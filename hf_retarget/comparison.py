@@ -121,18 +121,19 @@ class Group:
     def of(cls, runs: Sequence[FinishedPort], differing: Sequence[str]) -> Group:
         """At least one run, and the names of the fields in which groups differ."""
         settings = {name: runs[0].fields.get(name) for name in differing}
-        known = {row.name: [run.top1[row.name] for run in runs if row.name in run.top1] for row in contenders()}
-        paid = dict.fromkeys(name for run in runs for name in run.curves)
+        counted = [same[0] for same in _collect_same(runs)]
+        known = {row.name: [run.top1[row.name] for run in counted if row.name in run.top1] for row in contenders()}
+        paid = dict.fromkeys(name for run in counted for name in run.curves)
         return cls(
             ", ".join(_describe(*each) for each in settings.items()) or runs[0].winner,
             settings,
-            port=Spread.of(run.top1[run.winner] for run in runs),
+            port=Spread.of(run.top1[run.winner] for run in counted),
             top1={name: Spread.of(values) for name, values in known.items() if values},
-            best_step=Spread.of(run.best_step or 0 for run in runs),
-            minibatches=Spread.of(run.minibatches for run in runs),
-            seconds=Spread.of(run.seconds for run in runs),
-            curve=_mean_curve([run.curve for run in runs]),
-            curves={name: _mean_curve([run.curves[name] for run in runs if name in run.curves]) for name in paid},
+            best_step=Spread.of(run.best_step or 0 for run in counted),
+            minibatches=Spread.of(run.minibatches for run in counted),
+            seconds=Spread.of(run.seconds for run in counted),
+            curve=_mean_curve([run.curve for run in counted]),
+            curves={name: _mean_curve([run.curves[name] for run in counted if name in run.curves]) for name in paid},
             runs=tuple(runs),
         )
 
@@ -273,14 +274,17 @@ def _warn(runs: Sequence[FinishedPort], groups: Sequence[Group], over: Sequence[
             which = "; ".join(f"{kind}: {_some(members)}" for kind, members in kinds.items())
             lines.append(f"not the same {words}, so differences may not be due to the port: {which}")
     for group in groups:
-        same = _collect(
-            (repr([each for each in run.fields.items() if each[0] not in BESIDES]), run.name) for run in group.runs
-        )
-        for first, *others in same.values():
-            lines += [
-                f"{name} is a repetition of {first} with the same seeds; it counts as one more run" for name in others
-            ]
+        for first, *others in _collect_same(group.runs):
+            words = f"is a repetition of {first.name} with the same seeds, and is not counted"
+            lines += [f"{each.name} {words}" for each in others]
     return lines
+
+
+def _collect_same(runs: Sequence[FinishedPort]) -> Iterable[list[FinishedPort]]:
+    """The runs that had the same seeds and everything else, together; that with the most contenders first."""
+    most = sorted(runs, key=lambda run: -len(run.top1))
+    deciding = ([each for each in run.fields.items() if each[0] not in BESIDES] for run in most)
+    return _collect(zip(map(repr, deciding), most, strict=True)).values()
 
 
 def _collect(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+from urllib.request import getproxies
 
 from huggingface_hub import errors, get_token, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # the HTTP library's root
@@ -41,6 +43,10 @@ T = TypeVar("T")
 
 class GaveUp(Exception):
     """The Hub was in trouble for too long. Not an error of the client's, which would try again."""
+
+
+class UnknownHost(errors.OfflineModeIsEnabled):
+    """The name of the Hub cannot be resolved. To the client that means: do not try again, take what is in the cache."""
 
 
 # ---- asking
@@ -109,6 +115,7 @@ class _Watch:
         with self._lock:
             if thread in self._unanswered:  # the previous request got no answer, and its end is not reported
                 self._since = self._since or now
+                _check_host(request.url.host)
             if self._since is not None and now - self._since >= self.patience:
                 raise GaveUp(f"{self._reason} for {self.patience:g} s")
             self._unanswered.add(thread)
@@ -125,6 +132,18 @@ class _Watch:
             self._reason = _name_status(response.status_code)
             if now + wait - self._since > self.patience:
                 raise GaveUp(f"{self._reason} and asks to wait {wait:.0f} s")
+
+
+def _check_host(host: str) -> None:
+    """Without a connection, names are not resolved: a minute more would change nothing, unless patience was asked for.
+
+    Behind a proxy, it is the proxy that resolves them.
+    """
+    if not os.environ.get(PATIENCE) and not getproxies():
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            raise UnknownHost(f"no connection (the host '{host}' cannot be found)") from error
 
 
 _WATCHES: list[_Watch] = []  # of the whole process: the client uploads in threads of its own
@@ -265,7 +284,7 @@ def is_trouble(error: BaseException) -> str | None:
 def find_cause(error: BaseException) -> BaseException:
     """The error of the Hub or the connection among the causes of an error; the error itself if there is none."""
     seen = error
-    while not isinstance(seen, (GaveUp, HTTPError)) and seen.__cause__ is not None:
+    while not isinstance(seen, (GaveUp, UnknownHost, HTTPError)) and seen.__cause__ is not None:
         seen = seen.__cause__
     return seen if isinstance(seen, (GaveUp, HTTPError, OSError)) else error
 
@@ -299,11 +318,11 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
         return f"'{repository}' has no revision '{revision}'; name a branch, a tag or a commit"
     if isinstance(cause, errors.HFValidationError):
         return f"'{repository}' is not a valid name on the Hub: {one_line(cause)}"
-    if isinstance(cause, errors.OfflineModeIsEnabled):
+    if isinstance(cause, errors.OfflineModeIsEnabled) and not isinstance(cause, UnknownHost):
         return f"offline mode is on, so the Hub cannot be asked for '{repository}'; unset HF_HUB_OFFLINE"
     if isinstance(cause, HfHubHTTPError) and cause.response.status_code == 403:
         return f"the Hub forbids it for '{repository}': {_message(cause)}; use a token with the right to do it"
-    if reason := cause if isinstance(cause, GaveUp) else is_trouble(cause):
+    if reason := cause if isinstance(cause, GaveUp | UnknownHost) else is_trouble(cause):
         return f"the Hub could not be asked for '{repository}': {reason}; try again later"
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code

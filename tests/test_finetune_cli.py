@@ -188,6 +188,27 @@ def test_evaluate_as_json_has_everything(tuned):
     assert document["top1"] == pytest.approx(right / 72)
 
 
+def test_a_folder_without_splits_is_scored_as_a_whole(tmp_path):
+    from PIL import Image
+
+    model = timm.create_model("test_resnet", num_classes=2)
+    save_model(tmp_path / "model", model.state_dict(), load_checkpoint(model), labels=("ant", "bee"))
+    for label in ("ant", "bee"):
+        (tmp_path / "photos" / "test" / label).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (32, 32), (10 * number,) * 3).save(tmp_path / "photos" / "test" / label / f"{number}.png")
+    photos = ("--data", str(tmp_path / "photos" / "test"), "--json")
+    whole, held = (run("evaluate", str(tmp_path / "model"), *photos, *more) for more in ((), ("--split", "test")))
+    document = json.loads(whole.stdout)
+    assert (document["split"], document["images"]) == ("all", 40)
+    assert [each["images"] for each in document["classes"]] == [20, 20]
+    (note,) = document["notes"]
+    assert "all 40 images are scored (--split test" in note
+    document = json.loads(held.stdout)
+    assert (document["split"], document["images"]) == ("test", 4)
+    assert "held out (4 images)" in document["notes"][0]
+
+
 def test_all_lists_every_confusion(base, tmp_path):
     folder = tmp_path / "tuned"
     run("finetune", base, *TRAIN, "--head", "fresh", "--out", str(folder))  # a random head confuses many classes

@@ -23,7 +23,6 @@ _EXAMPLE = """\b
 Examples:
   hf-retarget check --src-base timm/a --src-ft me/a-birds --new-base timm/b
   hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data cub --json
-  hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data photos/ --probe
 """
 
 _MOST = 5  # differences that are printed
@@ -33,12 +32,6 @@ Row = tuple[str, str]
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
 @bases_options
-@click.option(
-    "--probe",
-    "load_weights",
-    is_flag=True,
-    help="Load the weights after all, and measure cheap signs of whether a port will pay.",
-)
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
@@ -78,12 +71,10 @@ def _describe(found: InputCheck, *, matches: bool) -> list[Row]:
     if found.graph:
         rows.append(("graph", _graph(found)))
     if found.cost:
-        rows += _cost(found.cost, matches)
+        rows += _cost(found.cost, matches, counted=bool(found.data and found.data.divided))
     rows += [("differs", words) for words in _differences(found)]
     rows += [("note", note) for note in found.notes]
     rows += [("warning", each.found) for each in found.gates if each.found and each.found not in found.problems]
-    if found.probe:
-        rows.append(("signs", found.probe.sentence))
     rows += [("problem", problem) for problem in found.problems]
     done = "compatible: nothing rules out a port" if found.compatible else "not compatible"
     return [*rows, ("result", done)]
@@ -116,26 +107,18 @@ def _graph(found: InputCheck) -> str:
     return f"{graph.groups} groups of neurons to match, {share}{held}{unknown}"
 
 
-def _cost(cost: Cost, matches: bool) -> list[Row]:
+def _cost(cost: Cost, matches: bool, counted: bool) -> list[Row]:
     control = f", and {cost.control:,} for the control" if cost.control else ""
     control += "" if matches else "; far fewer if nothing has to be matched"
-    rows = [
-        ("gradients", f"{cost.gradients:,} of a minibatch of {cost.batch_size}{control}"),
-        (
-            "memory",
-            f"about {cost.memory / 1e9:.2g} GB for weights and gradients; libraries and a minibatch come on top",
-        ),
-    ]
-    if cost.flops is None or cost.seconds is None or cost.speed is None:
-        return [*rows, ("time", "cannot be told from shapes; port --dry-run measures one minibatch")]
-    basis = f"{cost.flops / 1e9:.2g} GFLOP an image, {cost.speed / 1e9:.3g} GFLOP/s in a product of matrices here"
-    return [
-        *rows,
-        (
-            "time",
-            f"{estimate(cost.seconds)} at the least, for the gradients alone ({basis}; networks reach a part)",
-        ),
-    ]
+    memory = f"about {cost.memory / 1e9:.1f} GB"
+    time = "cannot be told without trying the model; port --dry-run does"
+    if cost.seconds is None:
+        memory += ", and what a minibatch takes in the model"
+    else:
+        time = f"{estimate(cost.seconds)} by a few made-up images, and the search for permutations"
+        time += "" if counted else "; at the least, as no images were given to count"
+    gradients = f"{cost.gradients:,} of a minibatch of {cost.batch_size}{control}"
+    return [("gradients", gradients), ("memory", memory), ("time", time)]
 
 
 def _differences(found: InputCheck) -> list[str]:

@@ -29,7 +29,11 @@ _MOST_CONFUSIONS = 10
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
 @click.argument("model")
-@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Images to score on.")
+@click.option(
+    "--split",
+    type=click.Choice(SPLITS),
+    help="Images to score on (if not given: those to test on, or all if the data has a single split).",
+)
 @click.option("--batch-size", type=click.IntRange(min=1), help="Images that go through the model at once.")
 @click.option("--all", "everything", is_flag=True, help="List all classes and confusions, however many.")
 @num_classes_option

@@ -49,6 +49,8 @@ class ImageData:
     """The commit of a Hub dataset."""
     notes: tuple[str, ...] = ()
     """Choices made while loading that the user should know about."""
+    held_out: str = ""
+    """The one of `notes` about test images that were held out, if there was a single split to divide."""
     labelled: bool = True
     """Whether the images have labels; without, all targets are 0."""
 

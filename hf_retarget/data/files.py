@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from hf_retarget.words import plural
 KINDS = {".parquet": "parquet", ".arrow": "arrow"}
 BUILDERS = ("parquet", "arrow", "imagefolder", "webdataset")
 """Builders of `datasets` that may read images. Some of the others connect to databases or read any file."""
+_SPLITS = {"train": TRAIN, "test": ("test", "testing", "eval", "evaluation"), "validation": TEST[2:]}
 
 
 # ---- image folders
@@ -115,16 +117,38 @@ def _suffixes() -> frozenset[str]:
 
 
 def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source:
-    """Open parquet or arrow files, all of one kind, as one split."""
+    """Open parquet or arrow files, all of one kind, in the splits that their names tell."""
     from datasets import load_dataset
 
     kinds = {KINDS.get(path.suffix.casefold()) for path in paths}
     kind = kinds.pop()
     if kinds or kind is None:
         raise DataError(f"'{name}' is not all parquet or all arrow files; choose files of one kind")
+    splits: dict[str, list[str]] = {}
+    for path in paths:
+        splits.setdefault(name_split(path), []).append(str(path.resolve()))
+    if len(splits) > 1 and (others := splits.get("")):
+        named = next(each for each in splits if each)
+        raise DataError(
+            f"'{name}' has files of splits ('{named}') and others ('{Path(others[0]).name}'); choose those of one kind"
+        )
     with loading(f"'{name}' cannot be read"):
-        tables = load_dataset(kind, data_files=[str(path.resolve()) for path in paths])
+        tables = load_dataset(kind, data_files={split or "train": files for split, files in splits.items()})
     return open_tables(name, tables, options, places=tuple({path.resolve().parent for path in paths}))
+
+
+def name_split(path: Path) -> str:
+    """The split that a file belongs to, by its name or that of its folder, as `datasets` names them; or nothing.
+
+    Example:
+        >>> [name_split(Path(each)) for each in ("train-00000-of-00002.parquet", "val/0.parquet", "contest.parquet")]
+        ['train', 'validation', '']
+    """
+    for word in (*re.split(r"[-._ 0-9]+", path.stem.casefold()), path.parent.name.casefold()):
+        if found := next((split for split, names in _SPLITS.items() if word in names), None):
+            return found
+    shard = re.fullmatch(r"(\w+)-\d{5}-of-\d{5}", path.stem)
+    return shard[1] if shard and shard[1] != "data" else ""  # save_to_disk calls all its files data
 
 
 def open_table_folder(folder: Path, options: DataOptions) -> Source:

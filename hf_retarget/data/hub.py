@@ -16,6 +16,7 @@ from hf_retarget.data.tables import Source, open_tables
 from hf_retarget.errors import DataError
 from hf_retarget.hub import (
     GaveUp,
+    UnknownHost,
     ask,
     clean_token,
     describe_gate,
@@ -71,7 +72,7 @@ def _explained(name: str, revision: str | None, *, bars: bool) -> Iterator[None]
                 yield
             except Exception as error:
                 cause = find_cause(error)
-                if isinstance(cause, GaveUp) or token_was_refused(cause):
+                if isinstance(cause, GaveUp | UnknownHost) or token_was_refused(cause):
                     raise DataError(str(explain(cause, name, kind="dataset"))) from cause
                 if "is a gated dataset" in str(error):  # the cause is hidden
                     raise DataError(describe_gate(name)) from error

@@ -73,6 +73,7 @@ def load_data(
         for split, each in targets.items()
     }
     divided, notes = _divide(found, train, test, options)
+    single = test is None and len(source.splits) == 1
     if labelled and len(divided["train"].targets.unique()) < 2:
         raise DataError(f"'{source.name}' has training images of one class only; at least two are needed")
     splits = {name: replace(split, name=f"{source.name}, {name}") for name, split in divided.items()}
@@ -86,6 +87,7 @@ def load_data(
         fingerprint=_fingerprint(rows.values(), splits.values(), options, preprocess),
         revision=source.revision,
         notes=(*source.notes, *notes, f"images: {preprocess.sentence}"),
+        held_out=notes[-1] if single else "",
         labelled=labelled,
     )
 
@@ -128,7 +130,7 @@ class DataFacts:
     """The names of the classes, in order, after `classes` has chosen among them."""
     classes: int | None
     images: Mapping[str, int | None]
-    """The number of images in each split."""
+    """The number of images in each split, of the classes that were chosen if labels are known image by image."""
     divided: Mapping[str, int | None]
     """The number of images to train, validate and test on."""
     download: int | None
@@ -143,7 +145,7 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
     Example:
         >>> facts = describe_data("fashion-mnist", DataOptions(classes=("Bag", "Coat")))
         >>> facts.classes, dict(facts.images)
-        (2, {'test': 1500, 'train': 6000})
+        (2, {'test': 300, 'train': 1200})
     """
     if isinstance(reference, str) and is_on_hub(reference or options.reference):
         return _describe_hub(reference or options.reference, options, token)
@@ -152,15 +154,17 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
     names, targets = number_labels(rows)
     labelled = not any(each.unlabelled for each in rows.values())
     count = count_classes(names, targets) if labelled else 0
-    labels, classes, _ = choose_labels(names, count, options.classes)
-    share = classes / count if count else 1.0
-    images = {split: len(each) for split, each in sorted(rows.items())}
+    labels, classes, numbers = choose_labels(names, count, options.classes)
+    images = {
+        split: int((numbers[targets[split]] >= 0).sum()) if labelled else len(each)
+        for split, each in sorted(rows.items())
+    }
     return DataFacts(
         name=source.name,
         labels=labels,
         classes=classes if labelled else None,
         images=images,
-        divided=_count_divided({split: round(share * each) for split, each in images.items()}, train, test, options),
+        divided=_count_divided(images, train, test, options),
         download=0,
         revision=source.revision,
         notes=source.notes,
@@ -181,6 +185,11 @@ def _describe_hub(reference: str, options: DataOptions, token: str | None) -> Da
     else:
         column = find_columns(info.features, options)[1]
         names = label_names(info.features[column]) if column else None
+    if options.classes and images:
+        notes = (
+            *notes,
+            "its images are counted over all classes; which are of those chosen is known after the download",
+        )
     labels, classes = names, len(names) if names else len(options.classes) or None
     if names:
         labels, classes, _ = choose_labels(names, len(names), options.classes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hf_retarget.data import check_classes, choose_preprocess, load_data
+from hf_retarget.data import ImageData, check_classes, choose_preprocess, load_data
 from hf_retarget.errors import DataError
 from hf_retarget.evaluation.scorer import Score, Scorer
 from hf_retarget.models import load_checkpoint
@@ -73,13 +73,17 @@ def evaluate(
     data: Any = None,
     *,
     recipe: Recipe | str | Path | None = None,
-    split: str = "test",
+    split: str | None = None,
     num_classes: int | None = None,
     **options: Unpack[RunArguments],
 ) -> Evaluation:
-    """Score a model on one split of the data; without `data`, on those of the recipe."""
+    """Score a model on one split of the data; without `data`, on those of the recipe.
+
+    Without `split`, it is the test split, or all images if the data has a single split.
+    """
     check_arguments("evaluate", options, RunArguments)
-    check_split(split)
+    if split is not None:
+        check_split(split)
     run = Run(**options)
     chosen, images = finish_recipe(data, recipe)
     with run.stage("loading", "loading the model"):
@@ -88,9 +92,23 @@ def evaluate(
         preprocess = choose_preprocess(checkpoint, chosen.data.image_size, run.preprocess)
         found = load_data(images, chosen.data, preprocess, model_labels=checkpoint.labels, token=run.token)
         check_classes(found.name, found.classes, found.labels, checkpoint.reference, checkpoint.num_classes)
+    if split is None:
+        found, split = (_join(found), "all") if found.held_out else (found, "test")
     built = checkpoint.build()
     check_shapes(built, found.train.preprocess.input_size, checkpoint.num_classes)
-    score = Scorer(built, found, checkpoint.num_classes, chosen.port, run).score(getattr(found, split))
+    scored = found.test if split == "all" else getattr(found, split)
+    score = Scorer(built, found, checkpoint.num_classes, chosen.port, run).score(scored)
     notes = (*found.notes, *found.broken_notes)
     labels = checkpoint.labels or found.labels
     return Evaluation(score, checkpoint.reference, checkpoint.architecture, found.name, split, labels, notes)
+
+
+def _join(data: ImageData) -> ImageData:
+    """The same data with all images to test on."""
+    whole = data.test.join(data.validation, "").join(data.train, f"{data.name}, all")
+    notes = [note for note in data.notes if note != data.held_out]
+    note = (
+        f"the data has a single split: all {len(whole):,} images are scored (--split test scores only what a port "
+        "or fine-tuning holds out)"
+    )
+    return replace(data, test=whole, notes=(*notes, note))

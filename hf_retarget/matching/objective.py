@@ -154,7 +154,8 @@ class Stacks:
     def add(self, target: Tensors, source: Tensors) -> None:
         """Add one pair: gradients, weights or deltas of the target and the source.
 
-        Tensors that only one side has are an error; those that neither has (frozen parameters) do not count.
+        Tensors that only one side has are an error; those that neither has (frozen parameters) do not count, and
+        neither do whole numbers (BatchNorm's count of minibatches).
         """
         if missing := sorted(set(target) ^ set(source)):
             side = "target" if missing[0] in source else "source"
@@ -166,7 +167,7 @@ class Stacks:
                 raise TensorMismatchError(f"'{name}' is not a tensor of the traced model")
             for side, tensor in (("target", ours), ("source", theirs)):
                 _valid(name, side, tensor, layout.shape)
-            for number, block in enumerate(layout.blocks):
+            for number, block in enumerate(layout.blocks if ours.is_floating_point() else ()):
                 self._extend(name, number, block, ours, theirs)
         self.steps += 1
 
@@ -244,4 +245,4 @@ def _arrange(block: Block, tensor: Tensor) -> Tensor:
     kept = _kept(block)
     rest = [place for place in range(view.dim()) if place not in kept]
     sizes = [view.shape[place] for place in kept]
-    return view.permute(*kept, *rest).reshape(*sizes, prod(view.shape[place] for place in rest))
+    return view.permute([*kept, *rest]).reshape(*sizes, prod(view.shape[place] for place in rest))

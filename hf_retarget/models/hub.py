@@ -22,7 +22,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported wi
 )
 
 from hf_retarget.errors import ModelError
-from hf_retarget.hub import ask, explained, fetch_whole, is_trouble, is_whole
+from hf_retarget.hub import UnknownHost, ask, explain, explained, fetch_whole, find_cause, is_trouble, is_whole
 from hf_retarget.models.checkpoint import find_library
 from hf_retarget.models.config import read_config
 from hf_retarget.models.weights import INDEX, PICKLE, SAFE, pickle_only, shard_names, write_hollow
@@ -120,7 +120,7 @@ class HubModel:
         """The commit, the files with their sizes, and whether the Hub was there to be asked."""
         cached = self._find_snapshot()
         look = partial(self.api.model_info, revision=self.revision, files_metadata=True)
-        with explained(ModelError, self.repository, self.revision):
+        with explained(ModelError, self.repository, self.revision, words=self._explain):
             try:
                 # With the files in the cache, there is no reason to wait for a Hub in trouble.
                 found = look(self.repository, timeout=_TIMEOUT) if cached else ask(lambda: look(self.repository))
@@ -132,6 +132,11 @@ class HubModel:
                 if is_offline_mode():
                     raise self._not_cached(f"'{self.repository}'") from error
                 raise
+
+    def _explain(self, error: BaseException) -> str | None:
+        found = explain(error, self.repository, self.revision)
+        unknown = isinstance(find_cause(error), UnknownHost)
+        return f"{found}. There is no folder '{self.repository}' here, either" if unknown else found
 
     def _find_snapshot(self) -> Path | None:
         """The folder in the cache, …/snapshots/commit, with some or all of the files."""

@@ -1,4 +1,4 @@
-"""Before a port: whether inputs fit together, what it would cost, and cheap signs of whether it will pay."""
+"""Before a port: whether inputs fit together, and what it would cost."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hf_retarget.data import BatchCache, DataFacts, check_classes, choose_preprocess, describe_data, match_labels
-from hf_retarget.data.load import NO_DATA
+from hf_retarget.data import DataFacts, check_classes, choose_preprocess, describe_data, match_labels
+from hf_retarget.data.load import NO_DATA, load_data
 from hf_retarget.document import GateFacts, RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError, RetargetError
 from hf_retarget.evaluation.gates import Evidence, list_errors, look_at_gates
-from hf_retarget.graph import Permutation, PermutationGraph
-from hf_retarget.matching.methods import match
 from hf_retarget.models import (
     Checkpoint,
     Comparison,
@@ -25,7 +22,6 @@ from hf_retarget.models import (
     Peeked,
     compare,
     list_differences,
-    load_checkpoint,
     peek_checkpoint,
 )
 from hf_retarget.models.heads import foresee_policy
@@ -38,9 +34,10 @@ from hf_retarget.porting.cost import (
     count_images,
     estimate_cost,
     estimate_growth,
+    estimate_other_images,
     price_port,
 )
-from hf_retarget.porting.inputs import STEP_IMAGES, WRONG_CLASSES, Given, Inputs, Reference, load_inputs, trace_model
+from hf_retarget.porting.inputs import WRONG_CLASSES, Given, Reference, load_inputs, trace_model
 from hf_retarget.porting.port import PortArguments
 from hf_retarget.porting.resume import Workplace
 from hf_retarget.recipe import Recipe, finish_recipe
@@ -49,7 +46,8 @@ from hf_retarget.run import Run, RunArguments, check_arguments, doing_now, peak_
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Tensors = Mapping[str, Tensor]
+_TRIED = 1_000_000_000
+"""Parameters up to which a model is built with random weights, to take a gradient of a few images."""
 
 CHECK_FORMAT, PLAN_FORMAT = "hf-retarget/check/1", "hf-retarget/plan/1"
 
@@ -116,7 +114,6 @@ class InputCheck:
     gates: tuple[GateFacts, ...] = ()
     """What was looked at, as far as it could be seen."""
     cost: Cost | None = None
-    probe: Probe | None = None
 
     @property
     def compatible(self) -> bool:
@@ -138,7 +135,6 @@ class CheckArguments(RunArguments, total=False):
 
     preset: str | None
     overrides: Mapping[str, Any] | None
-    load_weights: bool
 
 
 def check(
@@ -152,9 +148,8 @@ def check(
 ) -> InputCheck:
     """Find out whether a port is possible and what it costs, from configurations, headers and samples of weights.
 
-    The arguments are those of `port`; without `data`, only the models are checked. With `load_weights`, the weights
-    are loaded after all, and cheap signs are measured of whether a port will pay. A model that cannot be found or read
-    is an error; models that do not fit together are a result.
+    The arguments are those of `port`; without `data`, only the models are checked. A model that cannot be found or
+    read is an error; models that do not fit together are a result.
     """
     check_arguments("check", options, CheckArguments)
     run, models = Run(**pick(options, Run)), (src_base, src_ft, new_base)
@@ -179,9 +174,7 @@ def check(
         with doing_now(run.progress, "reading about the data"):
             found = _with_data(found, tuned, images, chosen, run)
     with doing_now(run.progress, "tracing the model"):
-        found = _with_graph(found, tuned, target, chosen, run)
-    if options.get("load_weights") and found.compatible:
-        found = replace(found, probe=probe(models, images if given else None, chosen, run))
+        found = _with_graph(found, (tuned, target), images if given else None, chosen, run)
     return found
 
 
@@ -226,19 +219,34 @@ def _with_data(found: InputCheck, tuned: Checkpoint, images: Any, recipe: Recipe
     return found
 
 
-def _with_graph(found: InputCheck, tuned: Checkpoint, target: Checkpoint, recipe: Recipe, run: Run) -> InputCheck:
+def _with_graph(
+    found: InputCheck, sides: tuple[Checkpoint, Checkpoint], data_given: Any, recipe: Recipe, run: Run
+) -> InputCheck:
+    tuned, target = sides
     try:
-        size = choose_preprocess(tuned, recipe.data.image_size).input_size
+        preprocess = choose_preprocess(tuned, recipe.data.image_size, run.preprocess)
+        if preprocess.transform is not None and data_given is not None:
+            preprocess = load_data(
+                data_given, recipe.data, preprocess, token=run.token, need_labels=False
+            ).train.preprocess
+        elif preprocess.transform is not None:
+            note = "the size of its input is known only with data, so nothing was traced (--data)"
+            return replace(found, notes=(*found.notes, note))
+        found = replace(found, notes=(*found.notes, f"images: {preprocess.sentence}"))
+        size = preprocess.input_size
         model: nn.Module = target.skeleton(tuned.num_classes)
         traced = trace_model(model, size, check=False)
     except RetargetError as error:
         return replace(found, problems=(*found.problems, str(error)))
-    graph, data = traced.graph, found.data
-    counts = [(data.divided.get(name) if data else None) or 0 for name in ("train", "validation", "test")]
+    graph, about = traced.graph, found.data
+    counts = [(about.divided.get(name) if about else None) or 0 for name in ("train", "validation", "test")]
     images = ImageCounts(train=counts[0], validation=counts[1], test=counts[2])
     unknown = tuple(map(str, graph.unknown_operators))
     facts = GraphFacts(len(graph.groups), graph.share(1), traced.held, unknown)
-    return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images))
+    if sum(each.numel() for each in model.parameters()) <= _TRIED:
+        model = replace(target, weights={}).build(tuned.num_classes)  # with random weights
+    with doing_now(run.progress, "timing a few images"):
+        return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images))
 
 
 # ---- plan: everything loaded, one minibatch timed
@@ -330,108 +338,8 @@ def plan(
 
 def _estimate_memory(contest: Contest, price: Price) -> int:
     """The peak so far, with everything loaded and the gradient of a minibatch taken, and what comes on top of it."""
-    inputs, problem, port = contest.inputs, contest.problem, contest.recipe.port
+    inputs, problem = contest.inputs, contest.problem
     searches = price.gradients > 0
-    cache = BatchCache(inputs.preprocess.input_size, limit=STEP_IMAGES)
-    images = cache.size(port.grad_batches * port.batch_size)
-    others = images - cache.size(port.batch_size) if images <= cache.limit and searches else 0
+    others = estimate_other_images(contest.recipe.port, inputs.preprocess.input_size, searches=searches)
     growth = estimate_growth(inputs.size, problem.trajectory.steps, problem.options.compression, searches=searches)
     return (peak_memory() or 0) + others + growth
-
-
-# ---- probe: signs from the weights
-
-_CAVEAT = "These are signs, not a forecast: no threshold has been validated, and only a port beside its control tells."
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Signs; cosines are between all parameters but those of the classifier, taken as one long vector."""
-
-    delta: float
-    """Norm of the fine-tuning, relative to that of the old base."""
-    bases_before: float
-    """Cosine between the two bases as they are."""
-    bases_after: float
-    """The same after the old base was permuted to match the new one by its weights."""
-    gradients_before: float | None
-    """Cosine between the gradients of both, on one minibatch, under the tuned model's classifier; None without data."""
-    gradients_after: float | None
-
-    @property
-    def sentence(self) -> str:
-        """What the signs show, plainly."""
-        far = f"The fine-tuning moved the weights by {self.delta:.1%} of their norm"
-        if self.bases_before > 0.9:
-            bases = f"the bases are nearly the same weights (cosine {self.bases_before:.2f}), so a naive port may do"
-        else:
-            gain = self.bases_after - self.bases_before
-            words = "brings them closer" if gain > 0.05 else "hardly brings them closer"
-            bases = f"matching {words} (cosine of the bases {self.bases_before:.2f}, then {self.bases_after:.2f})"
-        said = f"{far}; {bases}"
-        if self.gradients_before is not None and self.gradients_after is not None:
-            more = self.gradients_after > max(self.gradients_before, 0) + 0.02
-            words = "agree more" if more else "do not agree more"
-            said += f"; gradients {words} after it ({self.gradients_before:.2f}, then {self.gradients_after:.2f})"
-        return f"{said}. {_CAVEAT}"
-
-
-def probe(models: tuple[Reference, Reference, Reference], images: Any, recipe: Recipe, run: Run) -> Probe:
-    """Load the weights and measure; gradients only if there are images."""
-    inputs = None
-    if images is None:
-        source, tuned, target = (load_checkpoint(each, **run.loading) for each in models)
-        head = set(compare(source, tuned, target).head)
-        model, size = target.build(tuned.num_classes), choose_preprocess(tuned, recipe.data.image_size).input_size
-        weights = [each.in_float32() for each in (source, tuned, target)]
-    else:
-        inputs = load_inputs(models, images, recipe, run)
-        head, model, size = set(inputs.comparison.head), inputs.model, inputs.preprocess.input_size
-        weights = [inputs.heads.source, inputs.tuned.in_float32(), inputs.heads.target]
-    names = [name for name, _ in model.named_parameters() if name not in head]
-    old, new, other = ({name: side[name] for name in names} for side in weights)
-    with doing_now(run.progress, "matching the weights"):
-        graph = trace_model(model, size, check=False).graph
-        permutation = match(graph, other, old).permutation
-    before = after = None
-    if inputs is not None and inputs.data.labelled:
-        with doing_now(run.progress, "comparing gradients"):
-            before, after = _compare_gradients(inputs, names, graph, permutation, run)
-    delta = {name: new[name] - old[name] for name in names}
-    return Probe(
-        delta=_norm(delta) / max(_norm(old), 1e-30),
-        bases_before=_cosine(other, old),
-        bases_after=_cosine(other, graph.apply(permutation, old)),
-        gradients_before=before,
-        gradients_after=after,
-    )
-
-
-def _compare_gradients(
-    inputs: Inputs, names: list[str], graph: PermutationGraph, permutation: Permutation, run: Run
-) -> tuple[float, float]:
-    """Under the tuned model's classifier: with one of zeros, nothing would come through to the layers below."""
-    gradient = inputs.gradients(run, grad_batches=1)
-    tuned = inputs.tuned.in_float32()
-    head = {name: tuned[name] for name in inputs.names if name in inputs.comparison.head}
-
-    def at(base: Tensors, classifier: Tensors) -> dict[str, Tensor]:
-        return gradient({**inputs.parameters(base), **classifier}, 1)
-
-    def rest(tensors: Tensors) -> dict[str, Tensor]:
-        return {name: tensors[name] for name in names}
-
-    source = at(inputs.heads.source, head)
-    plain = at(inputs.heads.target, head)
-    carried = at(inputs.heads.target, graph.apply(permutation, head))
-    before = _cosine(rest(plain), rest(source))
-    return before, _cosine(rest(carried), rest(graph.apply(permutation, source)))
-
-
-def _norm(tensors: Tensors) -> float:
-    return float(sum(float(each.double().square().sum()) for each in tensors.values()) ** 0.5)
-
-
-def _cosine(one: Tensors, other: Tensors) -> float:
-    product = sum(float(torch.sum(each.double() * other[name].double())) for name, each in one.items())
-    return product / max(_norm(one) * _norm(other), 1e-30)

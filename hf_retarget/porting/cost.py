@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from hf_retarget.contenders import AFTER, AUTO, FACTORS, PORT, Asked, Contender, Sizes, choose_contenders
+from hf_retarget.data import BatchCache
 from hf_retarget.evaluation.batchnorm import has_batchnorm
 from hf_retarget.evaluation.refit import HEAD_IMAGES
+from hf_retarget.matching.gradients import Gradients
 from hf_retarget.matching.objective import Compression
-from hf_retarget.porting.inputs import Given, Inputs, choose_compression
-from hf_retarget.recipe import Recipe
-from hf_retarget.run import Run
+from hf_retarget.porting.inputs import STEP_IMAGES, Given, Inputs, choose_compression
+from hf_retarget.recipe import PortOptions, Recipe
+from hf_retarget.run import Run, peak_memory
 
-_SIZE = 1024
-"""Rows of the matrices whose product shows how fast this machine is."""
+_TRIED = (2, 16)
+"""Made-up images on which a gradient is timed: first a few to warm up, which are enough if they take so long:"""
+_SLOW = 3.0  # seconds
 
 _LOADED = 7
 """Three checkpoints, the model, a gradient and its sums in float64, in sizes of the model: what there is before a port
@@ -135,7 +137,7 @@ def price_port(
 
 @dataclass(frozen=True)
 class Cost:
-    """What a port takes, as far as shapes show."""
+    """What a port takes, by a few made-up images; `port --dry-run` takes a real minibatch."""
 
     gradients: int
     """Gradients of a minibatch, on both sides together."""
@@ -143,21 +145,15 @@ class Cost:
     """Steps of the plain fine-tuning that the port is compared with."""
     batch_size: int
     memory: int
-    """Bytes for weights, gradients and stacks; libraries and what goes through the model at once come on top."""
-    input: int
-    """Bytes of a minibatch of images."""
-    flops: int | None
-    """Of one image through the model; None if they could not be counted."""
-    speed: float | None
-    """Floating-point operations a second, of a product of two matrices on this machine."""
+    """Bytes that the process will need at most; without what goes through the model if that could not be tried."""
     seconds: float | None
-    """For all gradients at that speed, which networks reach only in part: a lower bound."""
+    """At most, without the search for permutations and reading images; None if the model could not be tried."""
 
 
 def estimate_cost(
     model: nn.Module, input_size: tuple[int, ...], recipe: Recipe, run: Run, images: ImageCounts | None = None
 ) -> Cost:
-    """Count what a port by this recipe would compute at most. The model needs no weights.
+    """Estimate what a port by this recipe would take at most; a model without memory for its weights is not tried.
 
     Fine-tuning in epochs and forward passes are counted if the numbers of images are known.
 
@@ -171,14 +167,45 @@ def estimate_cost(
     price = price_port(recipe, replace(images or ImageCounts(), has_batchnorm=has_batchnorm(model)))
     compression = choose_compression(options, options.steps, parameters)
     searches = price.gradients > 0
-    memory = _LOADED * 4 * parameters + estimate_growth(parameters, options.steps, compression, searches=searches)
-    flops = count_flops(model, input_size)
-    speed = seconds = None
-    if flops is not None:
-        speed = measure_speed(run.accelerator.device)
-        seconds = price.total * options.batch_size * GRADIENT * flops / speed
-    room = options.batch_size * prod(input_size) * 4
-    return Cost(price.gradients, price.alternative, options.batch_size, memory, room, flops, speed, seconds)
+    memory = (peak_memory() or 0) + _LOADED * 4 * parameters
+    memory += estimate_growth(parameters, options.steps, compression, searches=searches)
+    memory += BatchCache(input_size).size(options.batch_size)
+    memory += estimate_other_images(options, input_size, searches=searches)
+    seconds = None
+    if not any(each.is_meta for each in model.parameters()) and (found := _try(model, input_size, run)):
+        memory += int(found[1] * min(options.micro_batch or options.batch_size, options.batch_size))
+        seconds = found[0] * options.batch_size * price.total
+    return Cost(price.gradients, price.alternative, options.batch_size, memory, seconds)
+
+
+def _try(model: nn.Module, input_size: tuple[int, ...], run: Run) -> tuple[float, float] | None:
+    """Seconds and bytes that one image takes in a gradient; None if the model cannot be tried on made-up images."""
+    weights = dict(model.named_parameters())
+    own = {each.untyped_storage().data_ptr() for each in weights.values()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    compute, found = Gradients(model.to(run.accelerator.device), cross_entropy, None, run.accelerator), None
+    for images in _TRIED:
+        kept.clear()
+        draw = torch.Generator().manual_seed(0)  # the caller's random numbers go on as before
+        batch = torch.randn(images, *input_size, generator=draw), torch.zeros(images, dtype=torch.long)
+        began = time.perf_counter()
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                compute(weights, [batch])
+        except Exception:  # whatever the model's own code raises
+            return None
+        seconds = time.perf_counter() - began
+        found = seconds / images, sum(kept.values()) / images
+        if seconds > _SLOW:
+            break
+    return found
 
 
 def estimate_growth(parameters: int, steps: int, compression: Compression | None, *, searches: bool) -> int:
@@ -196,30 +223,8 @@ def estimate_growth(parameters: int, steps: int, compression: Compression | None
     return int(4 * size + (2 * stacks if searches else 0))
 
 
-def count_flops(model: nn.Module, input_size: tuple[int, ...]) -> int | None:
-    """Floating-point operations for one image, counted on meta tensors; None if the model needs real numbers.
-
-    Example:
-        >>> count_flops(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), (3, 2, 2))
-        120
-    """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    try:
-        twin = copy.deepcopy(model).to("meta").eval()
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            twin(torch.zeros(1, *input_size, device="meta"))
-    except Exception:  # whatever the model's own code raises when it meets meta tensors
-        return None
-    return int(counter.get_total_flops())
-
-
-def measure_speed(device: torch.device) -> float:
-    """Floating-point operations a second: the best of a few products of matrices."""
-    left = torch.ones(_SIZE, _SIZE, device=device)
-    best = float("inf")
-    for _ in range(4):
-        began = time.perf_counter()
-        float((left @ left)[0, 0])  # asking for a number waits for the device
-        best = min(best, time.perf_counter() - began)
-    return 2 * _SIZE**3 / best
+def estimate_other_images(options: PortOptions, input_size: tuple[int, ...], *, searches: bool) -> int:
+    """Bytes of the images that a step keeps, besides those of one minibatch."""
+    cache = BatchCache(input_size, limit=STEP_IMAGES)
+    images = cache.size(options.grad_batches * options.batch_size)
+    return images - cache.size(options.batch_size) if images <= cache.limit and searches else 0

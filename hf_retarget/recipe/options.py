@@ -98,7 +98,7 @@ class PortOptions(_Options):
     micro_batch: int | None = _option(None, "images that go through the model at once (all if not given)", least=1)
     bn_batches: int = _option(5, "minibatches that re-estimate the BatchNorm statistics", least=0)
     head: str = _option("auto", "classifier that both bases get before the port", choices=PORT_HEADS)
-    seed: int = _option(0, "seed of minibatches, head and solver", least=0)
+    seed: int = _option(0, "seed of minibatches, head, solver, and fine-tuning (unless its own is given, too)", least=0)
     start: str = _option("restart", "solver starts at the identity, or at the step before", choices=("restart", "warm"))
     restarts: int = _option(1, "times that the solver runs at each step, in other orders; the best counts", least=1)
     normalise: bool = _option(False, "let all tensors count alike, instead of by their norm")

@@ -74,6 +74,9 @@ class Recipe:
             else:
                 known = (*_TEXTS, *SECTIONS)
                 raise RecipeError(f"unknown section '{key}'{nearest(key, known)} (there are {', '.join(known)})")
+        # The seed of a port is that of all training in it, unless both are given.
+        if "seed" in (changes.get("port") or ()) and "seed" not in (changes.get("finetune") or ()):
+            parts["finetune"] = replace(parts.get("finetune", self.finetune), seed=parts["port"].seed)
         return replace(self, **parts)
 
     @classmethod

@@ -20,7 +20,7 @@ _NAME = 30  # letters of a group's name in a chart; if one has more, the groups 
 
 
 def describe_spread(spread: Mapping[str, Any] | None, kind: str = "percent") -> str:
-    """Mean and, if there are several runs, deviation.
+    """Mean and deviation, if there are several runs and the figure is not the same in all of them.
 
     Example:
         >>> describe_spread({"mean": 0.61, "deviation": 0.012, "count": 3})
@@ -32,9 +32,9 @@ def describe_spread(spread: Mapping[str, Any] | None, kind: str = "percent") -> 
         return "–"
     mean, deviation = spread["mean"], spread["deviation"]
     if kind == "percent":
-        return percent(mean) if deviation is None else f"{100 * mean:.1f} ± {100 * deviation:.1f}%"
+        return percent(mean) if not deviation else f"{100 * mean:.1f} ± {100 * deviation:.1f}%"
     if kind == "seconds":
-        return duration(mean) if deviation is None else f"{duration(mean)} ± {duration(deviation)}"
+        return duration(mean) if not deviation else f"{duration(mean)} ± {duration(deviation)}"
     words = f"{mean:,.1f}".removesuffix(".0")
     return f"{words} ± {deviation:,.1f}" if deviation else words
 

@@ -11,7 +11,7 @@ from torch import nn
 import hf_retarget as rt
 from hf_retarget.comparison import Spread, read_ports
 from hf_retarget.recipe import Recipe
-from hf_retarget.report.comparison import draw_comparison_page
+from hf_retarget.report.comparison import draw_comparison_page, make_table
 
 
 def test_seeds_make_a_group_and_methods_tell_groups_apart(port):
@@ -98,6 +98,12 @@ def test_the_same_port_twice_is_told(port):
     found = rt.compare([one, two, one])
     assert len(found.runs) == 2, "one folder counts once"
     assert "two is a repetition of one with the same seeds" in found.warnings[0]
+    (group,) = found.groups
+    assert group.top1["fgmt"] == Spread(0.6, None, 1), "the same seed again shows no noise"
+    third = rt.compare([one, two, port("three", 0.8, port__seed=1)]).groups[0]
+    assert third.top1["fgmt"].deviation == pytest.approx(0.02**0.5)
+    table = make_table(rt.compare([one, port("four", 0.8, port__seed=1)]).to_json())
+    assert {"70.0 ± 14.1%", "50.0%"} <= set(table[1][0]), "what did not vary has no deviation"
 
 
 def test_damaged_ports_are_one_line_each(port, tmp_path, document):

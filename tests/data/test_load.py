@@ -132,6 +132,21 @@ def test_one_parquet_file_and_many(load, table, tmp_path):
     assert len(data.train) + len(data.validation) + len(data.test) == 60
 
 
+@pytest.mark.parametrize(
+    "names", [("train-00000-of-00002", "train-00001-of-00002", "test"), ("train/0", "train/1", "validation/0")]
+)
+def test_files_of_splits_by_a_pattern(load, table, tmp_path, names):
+    for name, part in zip(names, (range(30), range(30, 60), range(21)), strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        table(60).select(part).to_parquet(tmp_path / f"{name}.parquet")
+    data = load(str(tmp_path / "**" / "*.parquet"))
+    check_thirds(data)
+    assert (len(data.train), len(data.validation), len(data.test)) == (54, 6, 21)
+    table(9).to_parquet(tmp_path / "more.parquet")
+    with pytest.raises(DataError, match=r"files of splits .* and others \('more.parquet'\)"):
+        load(str(tmp_path / "**" / "*.parquet"))
+
+
 def test_parquet_that_other_tools_wrote(load, tmp_path, table):
     import pyarrow as pa
     import pyarrow.parquet as pq

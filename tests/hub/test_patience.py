@@ -6,11 +6,13 @@ import time
 
 import huggingface_hub
 import pytest
+import timm
 from huggingface_hub import HfApi, hf_hub_download
 from loopback_hub import Fault, Hub
 
 from hf_retarget.errors import ModelError, RetargetError
-from hf_retarget.hub import GaveUp, ask, explain, explained
+from hf_retarget.hub import PATIENCE, GaveUp, ask, explain, explained
+from hf_retarget.models import load_checkpoint, save_model
 
 
 @pytest.fixture
@@ -113,3 +115,22 @@ def test_a_person_is_told_once_of_each_attempt(connected: Hub, pauses: list[floa
     ask(lambda: hf_hub_download("ada/vit", "config.json", cache_dir=tmp_path))
     assert pauses, "the client itself asked again"
     assert [each.name for each in caplog.records if each.name.startswith("huggingface_hub")] == []
+
+
+@pytest.mark.parametrize("what", ["model", "data"])
+def test_a_mistyped_folder_without_a_connection_is_an_error_at_once(what: str, tmp_path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    save_model(tmp_path / "net", (net := timm.create_model("test_resnet")).state_dict(), load_checkpoint(net))
+    model, data = ("nosuch/dir", "fashion-mnist") if what == "model" else (str(tmp_path / "net"), "nosuch/dir")
+    command = [sys.executable, "-m", "hf_retarget", "evaluate", model, "--data", data]
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", PATIENCE)}
+    environment = {**kept, "HF_ENDPOINT": "http://nosuch.invalid", "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("trying again") <= 1
+    message = done.stderr.splitlines()[-1]
+    assert "'nosuch/dir'" in message
+    assert ("There is no folder" if what == "model" else "nor is it a file or folder here") in message

@@ -57,6 +57,28 @@ def test_brute_force_agrees_on_one_tiny_group(noise):
     assert descend(stacked(graph, target, source)).objective == pytest.approx(best, rel=1e-5)
 
 
+def test_a_whole_state_dict_with_batchnorm_is_matched(noise):
+    """Counts of minibatches and factors have no axis, and counts are no weights."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3))
+            self.factor = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x) * self.factor
+
+    model = Scaled().eval()
+    graph = rt.trace(model, torch.zeros(2, 5))
+    source = model.state_dict() | noise(model, 1) | {"body.1.num_batches_tracked": torch.tensor(10**6)}
+    planted = graph.random(3)
+    found = rt.match(graph, graph.apply(planted, source), source)
+    assert found.permutation == planted
+    weights = {name: each for name, each in source.items() if each.is_floating_point()}
+    assert found.objective == pytest.approx(inner(weights, weights), rel=1e-5)
+
+
 def test_brute_force_agrees_on_heads(noise):
     class Heads(nn.Module):
         def __init__(self) -> None:

@@ -297,6 +297,17 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(nets, porte
     assert other.permutation != ported.permutation
 
 
+def test_another_seed_is_that_of_the_control_too_but_not_of_the_split(nets, pictures, tmp_path):
+    hard = [(picture, number % 3 if number % 4 else label) for number, (picture, label) in enumerate(pictures)]
+    first = rt.port(*nets, hard, recipe=make_recipe(finetune__steps=9), out=tmp_path / "first").document
+    recipe, changes = tmp_path / "first" / "recipe.yaml", ({"port.seed": 1}, {"port.seed": 1, "finetune.seed": 0})
+    again = [rt.port(*nets, hard, recipe=recipe, overrides=each).document for each in changes]
+    courses = [(each.find("plain").curve, each.find("plain").test.loss) for each in (first, *again)]
+    assert courses[0] == courses[2] != courses[1], "a seed of its own is kept"
+    assert again[0].recipe["finetune"]["seed"] == 1
+    assert again[0].data.fingerprint == first.data.fingerprint
+
+
 def test_the_models_given_are_not_touched(nets, colours, pictures):
     before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in nets]
     rt.port(*nets, pictures, recipe=make_recipe(control="full"))
