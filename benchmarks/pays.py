@@ -321,6 +321,15 @@ validation chooses, with labels only, and with the teacher only.
 """
 
 
+_SEEN = """
+## Has the tuned model seen the images to choose by?
+
+Its owner has usually trained on all images, so that whatever carries the fine-tuning looks better on them than it is.
+The old base was fine-tuned at one rate *without* the validation images and *with* them. *chosen* is what validation
+images chose, *lost* how far its test accuracy is behind the best of the contenders on test images.
+"""
+
+
 def write_tables() -> str:
     """The page, from the records."""
     records = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
@@ -344,7 +353,21 @@ def write_tables() -> str:
     )
     for name in apart:
         page += _row(*_first(name, found[name, "labels"]), *_others(name, found, columns))
+    seen = [name for name in PAIRS if (name, "seen") in found and (name, "unseen") in found]
+    if seen:
+        page += _SEEN + "\n"
+        halves = ("tuned", "auto", "chosen", "lost")
+        page += _row("pair", "n", *(f"{each}, {how}" for how in ("without", "with") for each in halves)) + _rule(10)
+    for name in seen:
+        page += _row(name, str(len(found[name, "seen"])), *_lost(found[name, "unseen"]), *_lost(found[name, "seen"]))
     return page
+
+
+def _lost(runs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """What was chosen, and how far it is behind the best of the contenders on test images."""
+    behind = mean(max(one["test"] for one in each["contenders"].values()) - each["test"] for each in runs)
+    winners = ", ".join(sorted({each["winner"] for each in runs}))
+    return _percent(runs, "tuned"), _percent(runs, "test"), winners, f"{100 * behind:.1f}"
 
 
 def _first(name: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:

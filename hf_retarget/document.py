@@ -217,6 +217,8 @@ class DataFacts:
     revision: str | None = None
     labels: tuple[str, ...] | None = None
     preprocess: dict[str, Any] = field(default_factory=dict)
+    made: str = ""
+    """What was done to images, in words."""
 
     @property
     def class_names(self) -> list[str]:

@@ -190,6 +190,7 @@ def _describe(plan: Plan) -> list[Row]:
         ("head", f"{plan.head} ({plan.why})"),
         ("graph", f"{plan.groups} groups of neurons to match{held}"),
         ("data", f"{plan.data} ({images})"),
+        ("images", plan.made),
         ("bases", plan.relation.sentence),
         ("port", f"{plan.method}, {plan.steps} steps, {_describe_price(plan)}"),
     ]

@@ -86,7 +86,7 @@ def load_data(
         test=splits["test"],
         fingerprint=_fingerprint(rows.values(), splits.values(), options, preprocess),
         revision=source.revision,
-        notes=(*source.notes, *notes, f"images: {preprocess.sentence}"),
+        notes=(*source.notes, *notes, *([f"images: {preprocess.sentence}"] if preprocess.transform else [])),
         held_out=notes[-1] if single else "",
         labelled=labelled,
     )

@@ -265,6 +265,8 @@ class Plan:
     held: tuple[str, ...]
     data: str
     images: Mapping[str, int]
+    made: str
+    """What is done to images, in words."""
     method: str
     steps: int
     gradients: int
@@ -322,6 +324,7 @@ def plan(
         held=traced.held,
         data=inputs.data.name,
         images={name: len(getattr(inputs.data, name)) for name in ("train", "validation", "test")},
+        made=inputs.preprocess.sentence,
         method=given.asked(chosen).method,
         steps=steps,
         gradients=price.gradients,

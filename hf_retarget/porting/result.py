@@ -326,6 +326,7 @@ def _describe_data(inputs: Inputs, data: ImageData, reference: str) -> DataFacts
         revision=data.revision,
         labels=inputs.labels,
         preprocess=inputs.preprocess.facts,
+        made=inputs.preprocess.sentence,
     )
 
 

@@ -117,7 +117,7 @@ class PortOptions(_Options):
     samples: int = _option(
         12, "test images that the report shows, with what the models say (0: none)", least=0, most=48
     )
-    eval_batch: int = _option(256, "images in a minibatch of an evaluation", least=1)
+    eval_batch: int = _option(64, "images in a minibatch of an evaluation", least=1)
 
 
 @dataclass(frozen=True)

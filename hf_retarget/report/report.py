@@ -219,7 +219,7 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
         rows.append((SIDES.get(side, side), "\n".join(lines)))
     data, graph, device = document.data, document.graph, document.device
     images = ", ".join(f"{count:,} {split}" for split, count in data.images.items())
-    told = [data.name, f"{data.classes} classes; images: {images}", f"fingerprint {data.fingerprint}"]
+    told = [data.name, f"{data.classes} classes; images: {images}", data.made, f"fingerprint {data.fingerprint}"]
     rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
     rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
     if document.relation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -140,24 +142,18 @@ def test_a_plain_module_gets_its_tensors_as_they_are(shape, low, high):
     assert found.score.predictions == tuple(expected[int(each)] for each in data.train.indices)
 
 
-def test_what_a_user_asks_for_comes_first():
-    model, items = Small(), pairs((1, 16, 16))
-    seen = {}
-    for name, asked in {
-        "function": lambda image: 2 * image - 1,
-        "configuration": {"input_size": (1, 16, 16), "mean": [0.5], "std": [0.25], "crop_pct": 1.0},
-    }.items():
-        found = rt.evaluate(model, items, preprocess=asked)
-        seen[name] = next(note for note in found.notes if note.startswith("images:"))
-    assert "made by" in seen["function"]
-    assert seen["configuration"].endswith("mean 0.5, deviation 0.25")
-
-
-def test_a_file_says_what_is_done_to_images(tmp_path):
+@pytest.mark.parametrize("how", ["function", "configuration", "file"])
+def test_what_a_user_asks_for_comes_first(how, tmp_path):
+    config = {"input_size": [1, 16, 16], "mean": [0.5], "std": [0.5], "crop_pct": 1.0}
     path = tmp_path / "data.json"
-    path.write_text('{"pretrained_cfg": {"input_size": [1, 16, 16], "mean": [0.5], "std": [0.25]}}')
-    found = rt.evaluate(Small(), pairs((1, 16, 16)), preprocess=str(path))
-    assert any("mean 0.5" in note for note in found.notes)
+    path.write_text(json.dumps({"pretrained_cfg": config}))
+    asked = {"function": lambda image: 2 * image - 1, "configuration": config, "file": str(path)}[how]
+    preprocess = choose_preprocess(load_checkpoint(Small()), None, asked)
+    data = load_data(pairs((1, 16, 16)), DataOptions(), preprocess)
+    inputs, _ = next(data.train.batches(8))
+    given = torch.stack([pairs((1, 16, 16))[int(each)][0] for each in data.train.indices[:8]])
+    assert torch.allclose(inputs, 2 * given - 1, atol=0.005)
+    assert rt.evaluate(Small(), pairs((1, 16, 16)), preprocess=asked).score.count == 60
 
 
 @pytest.mark.parametrize(
