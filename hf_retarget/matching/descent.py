@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from torch import Tensor
 from hf_retarget.graph.permutation import Permutation, gather
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph
 from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
-from hf_retarget.matching.objective import Compression, Piece, Stacks
+from hf_retarget.matching.objective import Piece, Stacks
 
-_COARSE_FROM = 1 << 22
-"""Numbers in the stacks from which a coarse descent goes first."""
 _ROOM = 1 << 30
 """Bytes for products that are kept until a neighbour moves."""
 
@@ -36,8 +34,6 @@ class Sweep:
     objective: float
     solved: int
     moved: int
-    coarse: bool = False
-    """Whether it saw only the leading directions; its objective is theirs."""
 
 
 @dataclass(frozen=True)
@@ -57,27 +53,16 @@ def descend(
     restarts: int = 1,
     max_sweeps: int = 100,
     tolerance: float = 1e-5,
-    coarse: bool = True,
 ) -> Match:
     """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
     Groups are visited in a seeded random order; of several `restarts`, with other orders and without the guess, the
-    best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last. With `coarse`, a
-    descent over large exact stacks goes first over a compressed copy, where a sweep costs a fraction.
+    best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last.
     """
-    levels = _levels(stacks) if coarse else [stacks]
-    runs = [_refine(levels, start or _guess(levels[0]), seed, max_sweeps, tolerance)]
+    runs = [_Descent(stacks, start or _guess(stacks), seed).run(max_sweeps, tolerance)]
     for number in range(seed + 1, seed + restarts):
-        runs.append(_refine(levels, start or stacks.graph.identity(), number, max_sweeps, tolerance))
+        runs.append(_Descent(stacks, start or stacks.graph.identity(), number).run(max_sweeps, tolerance))
     return max(runs, key=lambda match: match.objective)
-
-
-def _levels(stacks: Stacks) -> list[Stacks]:
-    # The stacks themselves, and before them an outline, where a sweep costs a fraction, if that is worthwhile.
-    if stacks.elements < _COARSE_FROM:
-        return [stacks]
-    outline = stacks.compressed(Compression())
-    return [outline, stacks] if 2 * outline.elements <= stacks.elements else [stacks]
 
 
 def _guess(stacks: Stacks) -> Permutation:
@@ -90,21 +75,11 @@ def _guess(stacks: Stacks) -> Permutation:
     return Permutation(stacks.graph.fingerprint, descent.indices) if better else identity
 
 
-def _refine(levels: list[Stacks], start: Permutation, seed: int, max_sweeps: int, tolerance: float) -> Match:
-    sweeps: list[Sweep] = []
-    for stacks in levels:
-        match = _Descent(stacks, start, seed, coarse=stacks is not levels[-1]).run(max_sweeps, tolerance)
-        start = match.permutation
-        sweeps += match.sweeps
-    return replace(match, sweeps=tuple(sweeps))
-
-
 class _Descent:
     """The state of one descent: the current permutation, and the source permuted by it."""
 
-    def __init__(self, stacks: Stacks, start: Permutation, seed: int, *, coarse: bool = False) -> None:
+    def __init__(self, stacks: Stacks, start: Permutation, seed: int) -> None:
         self.graph = stacks.graph
-        self.coarse = coarse
         self.indices = dict(start.indices)
         self.generator = np.random.default_rng(seed)
         self.source = MovedSource(stacks, start)
@@ -133,7 +108,7 @@ class _Descent:
                     objective += gain
                     settled = not any(self._twice(name) for name in moves)  # a quadratic step may be repeated
                     due |= self._apply(moves) - ({number} if settled else set())
-            sweeps.append(Sweep(objective, len(order), moved, self.coarse))
+            sweeps.append(Sweep(objective, len(order), moved))
             if objective - before <= tolerance * scale:
                 break
         permutation = Permutation(self.graph.fingerprint, self.indices)
