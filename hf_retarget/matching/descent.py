@@ -59,20 +59,14 @@ def descend(
     Groups are visited in a seeded random order; of several `restarts`, with other orders and without the guess, the
     best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last.
     """
-    runs = [_Descent(stacks, start or _guess(stacks), seed).run(max_sweeps, tolerance)]
-    for number in range(seed + 1, seed + restarts):
-        runs.append(_Descent(stacks, start or stacks.graph.identity(), number).run(max_sweeps, tolerance))
-    return max(runs, key=lambda match: match.objective)
-
-
-def _guess(stacks: Stacks) -> Permutation:
-    # The start of a descent that is given none: the identity, or a guess if that is better.
     identity = stacks.graph.identity()
-    descent = _Descent(stacks, identity, seed=0)
-    before = descent.source.objective()
-    descent.guess()
-    better = descent.source.objective() > before
-    return Permutation(stacks.graph.fingerprint, descent.indices) if better else identity
+    first = _Descent(stacks, start or identity, seed)
+    if start is None and not first.guess():
+        first = _Descent(stacks, identity, seed)
+    runs = [first.run(max_sweeps, tolerance)]
+    for number in range(seed + 1, seed + restarts):
+        runs.append(_Descent(stacks, start or identity, number).run(max_sweeps, tolerance))
+    return max(runs, key=lambda match: match.objective)
 
 
 class _Descent:
@@ -89,15 +83,16 @@ class _Descent:
         for number, piece in enumerate(self.pieces):
             for name in piece.groups:
                 self.touching[name].append(number)
+        self.due = set(range(len(self.units)))
 
     def run(self, max_sweeps: int, tolerance: float) -> Match:
         """Sweep until nothing is due, or too little is gained."""
         self._warn_of_zeros()
-        due = set(range(len(self.units)))
+        due = self.due  # all of them, or what a guess has left open
         objective = self.source.objective()
         scale = sum(map(self.source.scale, range(len(self.pieces))))
         sweeps: list[Sweep] = []
-        while due and len(sweeps) < max_sweeps:
+        while not sweeps or (due and len(sweeps) < max_sweeps):
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
             before, moved = objective, 0
             for number in order:
@@ -114,12 +109,13 @@ class _Descent:
         permutation = Permutation(self.graph.fingerprint, self.indices)
         return Match(permutation, self.source.objective(), tuple(sweeps))
 
-    def guess(self) -> None:
+    def guess(self) -> bool:
         """Solve group by group, each only from pieces that have no other groups, or whose other groups are solved.
 
         Neighbours that are still in the wrong order are noise, and a descent that begins with noise ends in a worse
-        optimum. The next group is the one about which most is known.
+        optimum. The next group is the one about which most is known. Returns whether the objective is better for it.
         """
+        before = self.source.objective()
         weight = [self.source.scale(number) for number in range(len(self.pieces))]
         touching, known, waiting = self.touching, set[str](), list(self.units)
 
@@ -134,8 +130,12 @@ class _Descent:
                 self.touching = {name: [n for n in numbers if n in some] for name, numbers in touching.items()}
                 moves, _ = self._solve(unit, scale=0.0)
                 self.touching = touching
-                self._apply(moves)
+                number = self.units.index(unit)
+                if some == {n for name in unit.names for n in touching[name]} and not any(map(self._twice, unit.names)):
+                    self.due.discard(number)  # nothing is left to gain here until a neighbour moves
+                self.due |= self._apply(moves) - {number}
             known |= unit.names
+        return self.source.objective() > before
 
     def _warn_of_zeros(self) -> None:
         dead = [
