@@ -39,7 +39,8 @@ def make_base(name: str, size: int, seed: int) -> nn.Module:
         if ":" in name:
             return random_model(name, num_classes=6)
         images = {"input_size": (3, size, size), "crop_pct": 1.0}
-        model: nn.Module = timm.create_model(name, num_classes=6, pretrained_cfg_overlay=images)
+        options = {"img_size": size} if name.startswith("vit") else {}
+        model: nn.Module = timm.create_model(name, num_classes=6, pretrained_cfg_overlay=images, **options)
     return model
 
 

@@ -52,7 +52,7 @@ def descend(
     seed: int = 0,
     restarts: int = 1,
     max_sweeps: int = 100,
-    tolerance: float = 1e-5,
+    tolerance: float = 1e-4,
 ) -> Match:
     """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
