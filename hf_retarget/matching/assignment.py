@@ -31,7 +31,7 @@ def assign(gains: Gains) -> tuple[Index, float]:
         (array([0, 1, 2]), 0.0)
     """
     gains = np.asarray(gains, np.float64)
-    # Prices of the columns change no solution, but good ones make SciPy's paths short: 5 to 20 times faster.
+    # Prices of the columns change no solution, but good ones make the paths of SciPy short: many times faster.
     losses = _find_prices(gains) - gains if len(gains) >= _AUCTION_FROM else -gains
     index: Index = linear_sum_assignment(losses)[1].astype(np.int64)
     best = float(gains[np.arange(len(index)), index].sum())
