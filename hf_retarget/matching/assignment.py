@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -11,7 +13,12 @@ Gains = NDArray[np.floating]
 
 Index = NDArray[np.int64]
 
-_ROUNDS = 10
+_AUCTION_FROM = 700
+"""Smaller problems are solved by SciPy alone, which is quicker there."""
+_EPSILONS = (0.05, 0.01, 0.002, 4e-4, 8e-5, 2e-5)
+"""How precise the prices become, stage by stage, in parts of the mean of the rows' largest gains."""
+_BIDS = 100
+"""The most bids for each row, in all stages; real gains need 20 to 60."""
 
 
 def assign(gains: Gains) -> tuple[Index, float]:
@@ -23,33 +30,53 @@ def assign(gains: Gains) -> tuple[Index, float]:
         >>> assign(np.zeros((3, 3)))
         (array([0, 1, 2]), 0.0)
     """
-    index = _solve(np.asarray(gains, np.float64))
-    best = float(gains[np.arange(len(index)), index].sum(dtype=np.float64))
-    stay = float(gains.diagonal().sum(dtype=np.float64))
+    gains = np.asarray(gains, np.float64)
+    # Prices of the columns change no solution, but good ones make the paths of SciPy short: many times faster.
+    losses = _find_prices(gains) - gains if len(gains) >= _AUCTION_FROM else -gains
+    index: Index = linear_sum_assignment(losses)[1].astype(np.int64)
+    best = float(gains[np.arange(len(index)), index].sum())
+    stay = float(gains.diagonal().sum())
     return (index, best) if best > stay else (np.arange(len(index)), stay)
 
 
-def _solve(gains: Gains) -> Index:
-    losses = gains.diagonal()[:, None] - gains
-    if np.count_nonzero(losses.min(axis=1) < 0) > len(losses) / 2:  # most want to move: nothing is known yet
-        return _scipy(losses)
-    # Prices for the columns change no solution, but SciPy is several times faster if most elements are cheapest where
-    # they are. Some rounds of shortest paths look for such prices; if they come to rest, no cycle has anything to gain,
-    # and the identity is the solution.
-    prices, room = np.zeros(len(losses)), np.empty_like(losses)
-    for _ in range(_ROUNDS):
-        better = np.add(losses, prices, out=room).min(axis=1)
-        if np.array_equal(better, prices):
-            return np.arange(len(losses))
-        prices = better
-    np.add(losses, prices, out=room)
-    room -= prices[:, None]
-    return _scipy(room)
+def _find_prices(gains: Gains) -> Gains:
+    """Prices at which nearly every row can have the column it likes best: an auction (Bertsekas), row after row.
 
-
-def _scipy(losses: Gains) -> Index:
-    index: Index = linear_sum_assignment(losses)[1].astype(np.int64)
-    return index
+    A row without a column takes the one that is worth most to it, and raises its price until the second best is worth
+    more by ε; the row that held it is free again. Each stage begins with what the one before it found, at a smaller ε.
+    """
+    size, every = len(gains), np.arange(len(gains))
+    means = gains.mean(axis=0)
+    wishes = gains - means
+    wishes -= wishes.mean(axis=1, keepdims=True)
+    scale = wishes.max(axis=1).mean()
+    if not 0 < scale < np.inf:  # all rows are alike, or there are numbers that SciPy is to judge
+        return np.zeros(size)
+    wishes /= scale
+    wishes = np.clip(wishes, -size, size).astype(np.float32)
+    prices, values, rows = np.zeros(size, np.float32), np.empty(size, np.float32), list(wishes)
+    column, left = every.copy(), _BIDS * size
+    for epsilon in _EPSILONS:
+        worth = wishes - prices
+        unhappy = worth.max(axis=1) - worth[every, column] > epsilon
+        owner = np.empty_like(every)
+        owner[column] = np.where(unhappy, -1, every)
+        owners, free = owner.tolist(), deque(np.flatnonzero(unhappy).tolist())
+        while free and left:
+            row = free.popleft()
+            np.subtract(rows[row], prices, out=values)
+            best = values.argmax()
+            highest, values[best] = values[best], -np.inf
+            prices[best] += highest - np.maximum.reduce(values) + epsilon
+            if owners[best] >= 0:
+                free.append(owners[best])
+            owners[best] = row
+            left -= 1
+        if free:
+            break
+        column[owners] = every
+    found: Gains = means + prices.astype(np.float64) * scale
+    return found
 
 
 def assign_rows(gains: Gains) -> tuple[Index, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from torch import Tensor
 from hf_retarget.graph.permutation import Permutation, gather
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph
 from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
-from hf_retarget.matching.objective import Compression, Piece, Stacks
+from hf_retarget.matching.objective import Piece, Stacks
 
-_COARSE_FROM = 1 << 22
-"""Numbers in the stacks from which a coarse descent goes first."""
 _ROOM = 1 << 30
 """Bytes for products that are kept until a neighbour moves."""
 
@@ -36,8 +34,6 @@ class Sweep:
     objective: float
     solved: int
     moved: int
-    coarse: bool = False
-    """Whether it saw only the leading directions; its objective is theirs."""
 
 
 @dataclass(frozen=True)
@@ -56,55 +52,28 @@ def descend(
     seed: int = 0,
     restarts: int = 1,
     max_sweeps: int = 100,
-    tolerance: float = 1e-5,
-    coarse: bool = True,
+    tolerance: float = 1e-4,
 ) -> Match:
     """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
     Groups are visited in a seeded random order; of several `restarts`, with other orders and without the guess, the
-    best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last. With `coarse`, a
-    descent over large exact stacks goes first over a compressed copy, where a sweep costs a fraction.
+    best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last.
     """
-    levels = _levels(stacks) if coarse else [stacks]
-    runs = [_refine(levels, start or _guess(levels[0]), seed, max_sweeps, tolerance)]
-    for number in range(seed + 1, seed + restarts):
-        runs.append(_refine(levels, start or stacks.graph.identity(), number, max_sweeps, tolerance))
-    return max(runs, key=lambda match: match.objective)
-
-
-def _levels(stacks: Stacks) -> list[Stacks]:
-    # The stacks themselves, and before them an outline, where a sweep costs a fraction, if that is worthwhile.
-    if stacks.elements < _COARSE_FROM:
-        return [stacks]
-    outline = stacks.compressed(Compression())
-    return [outline, stacks] if 2 * outline.elements <= stacks.elements else [stacks]
-
-
-def _guess(stacks: Stacks) -> Permutation:
-    # The start of a descent that is given none: the identity, or a guess if that is better.
     identity = stacks.graph.identity()
-    descent = _Descent(stacks, identity, seed=0)
-    before = descent.source.objective()
-    descent.guess()
-    better = descent.source.objective() > before
-    return Permutation(stacks.graph.fingerprint, descent.indices) if better else identity
-
-
-def _refine(levels: list[Stacks], start: Permutation, seed: int, max_sweeps: int, tolerance: float) -> Match:
-    sweeps: list[Sweep] = []
-    for stacks in levels:
-        match = _Descent(stacks, start, seed, coarse=stacks is not levels[-1]).run(max_sweeps, tolerance)
-        start = match.permutation
-        sweeps += match.sweeps
-    return replace(match, sweeps=tuple(sweeps))
+    first = _Descent(stacks, start or identity, seed)
+    if start is None and not first.guess():
+        first = _Descent(stacks, identity, seed)
+    runs = [first.run(max_sweeps, tolerance)]
+    for number in range(seed + 1, seed + restarts):
+        runs.append(_Descent(stacks, start or identity, number).run(max_sweeps, tolerance))
+    return max(runs, key=lambda match: match.objective)
 
 
 class _Descent:
     """The state of one descent: the current permutation, and the source permuted by it."""
 
-    def __init__(self, stacks: Stacks, start: Permutation, seed: int, *, coarse: bool = False) -> None:
+    def __init__(self, stacks: Stacks, start: Permutation, seed: int) -> None:
         self.graph = stacks.graph
-        self.coarse = coarse
         self.indices = dict(start.indices)
         self.generator = np.random.default_rng(seed)
         self.source = MovedSource(stacks, start)
@@ -114,15 +83,16 @@ class _Descent:
         for number, piece in enumerate(self.pieces):
             for name in piece.groups:
                 self.touching[name].append(number)
+        self.due = set(range(len(self.units)))
 
     def run(self, max_sweeps: int, tolerance: float) -> Match:
         """Sweep until nothing is due, or too little is gained."""
         self._warn_of_zeros()
-        due = set(range(len(self.units)))
+        due = self.due  # all of them, or what a guess has left open
         objective = self.source.objective()
         scale = sum(map(self.source.scale, range(len(self.pieces))))
         sweeps: list[Sweep] = []
-        while due and len(sweeps) < max_sweeps:
+        while not sweeps or (due and len(sweeps) < max_sweeps):
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
             before, moved = objective, 0
             for number in order:
@@ -133,18 +103,19 @@ class _Descent:
                     objective += gain
                     settled = not any(self._twice(name) for name in moves)  # a quadratic step may be repeated
                     due |= self._apply(moves) - ({number} if settled else set())
-            sweeps.append(Sweep(objective, len(order), moved, self.coarse))
+            sweeps.append(Sweep(objective, len(order), moved))
             if objective - before <= tolerance * scale:
                 break
         permutation = Permutation(self.graph.fingerprint, self.indices)
         return Match(permutation, self.source.objective(), tuple(sweeps))
 
-    def guess(self) -> None:
+    def guess(self) -> bool:
         """Solve group by group, each only from pieces that have no other groups, or whose other groups are solved.
 
         Neighbours that are still in the wrong order are noise, and a descent that begins with noise ends in a worse
-        optimum. The next group is the one about which most is known.
+        optimum. The next group is the one about which most is known. Returns whether the objective is better for it.
         """
+        before = self.source.objective()
         weight = [self.source.scale(number) for number in range(len(self.pieces))]
         touching, known, waiting = self.touching, set[str](), list(self.units)
 
@@ -159,8 +130,12 @@ class _Descent:
                 self.touching = {name: [n for n in numbers if n in some] for name, numbers in touching.items()}
                 moves, _ = self._solve(unit, scale=0.0)
                 self.touching = touching
-                self._apply(moves)
+                number = self.units.index(unit)
+                if some == {n for name in unit.names for n in touching[name]} and not any(map(self._twice, unit.names)):
+                    self.due.discard(number)  # nothing is left to gain here until a neighbour moves
+                self.due |= self._apply(moves) - {number}
             known |= unit.names
+        return self.source.objective() > before
 
     def _warn_of_zeros(self) -> None:
         dead = [

@@ -3,7 +3,7 @@
 The steps of a trajectory are one more axis that is never permuted, like the axes of a kernel. So each block of a tensor
 is kept as a *piece*: its groups' axes first, and all the rest (kernel × steps) as one last axis. That last axis may be
 rotated freely, because both sides share it: compression keeps the directions that carry the energy. What is lost is
-orthogonal to what is kept, so for any permutation the objective is off by at most ‖a⊥‖·‖b⊥‖; `bound` adds these up.
+orthogonal to what is kept, so for any permutation the objective is off by at most ‖a⊥‖·‖b⊥‖.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,9 +45,6 @@ class Piece:
     """The length that one step adds to the last axis."""
     targets: list[Tensor] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
-    bound: float = 0.0
-    grams: tuple[Tensor, ...] | None = None
-    """Gram matrices of the first part along the last axis, one for each side: known once it was compressed."""
 
     @property
     def target(self) -> Tensor:
@@ -76,22 +72,14 @@ class Piece:
 
     def compressed(self, how: Compression) -> Piece:
         """The same piece with its last axis turned to its principal directions, of which the leading ones are kept."""
-        spectrum = self._spectrum()
-        rank = int(min(spectrum.enough(how.energy), max(1.0, how.sizes * self.each)))
-        if rank == len(spectrum.values):
-            return replace(self, grams=spectrum.grams)
-        turn = spectrum.vectors[:, :rank]
-        ours, theirs = (_turned(parts, turn) for parts in (self.targets, self.sources))
-        grams = turn.T @ spectrum.grams[0] @ turn, turn.T @ spectrum.grams[1] @ turn
-        bound = self.bound + spectrum.lost(rank)
-        return Piece(self.tensor, self.factors, self.each, [ours], [theirs], bound, grams)
-
-    def _spectrum(self) -> _Spectrum:
-        known = self.grams or (None, None)
-        grams = _gram(self.targets, known[0]), _gram(self.sources, known[1])
-        scaled = [gram / trace if (trace := float(gram.trace())) else gram for gram in grams]
-        values, vectors = torch.linalg.eigh(scaled[0] + scaled[1])
-        return _Spectrum(values.flip(0).clamp(min=0), vectors.flip(1), grams)
+        values, vectors = torch.linalg.eigh(_gram(self.target) + _gram(self.source))
+        values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
+        enough = int((values.cumsum(0) < how.energy * float(values.sum())).sum()) + 1
+        rank = int(min(enough, max(1.0, how.sizes * self.each), len(values)))
+        if rank == len(values):
+            return self
+        turn = vectors[:, :rank].to(self.target.dtype)
+        return replace(self, targets=[self.target @ turn], sources=[self.source @ turn])
 
 
 def _whole(parts: list[Tensor]) -> Tensor:
@@ -100,43 +88,11 @@ def _whole(parts: list[Tensor]) -> Tensor:
     return parts[0]
 
 
-class _Spectrum(NamedTuple):
-    """The principal directions of both sides together, each side scaled to norm one."""
-
-    values: Tensor
-    vectors: Tensor
-    grams: tuple[Tensor, Tensor]
-
-    def enough(self, energy: float) -> int:
-        """How many of the leading directions carry this share of the energy."""
-        return min(int((self.values.cumsum(0) < energy * float(self.values.sum())).sum()) + 1, len(self.values))
-
-    def lost(self, rank: int) -> float:
-        """‖a⊥‖·‖b⊥‖ when `rank` directions are kept, rounded up by what single precision leaves open."""
-        rest = self.vectors[:, rank:]
-        energies = [float(((gram @ rest) * rest).sum()) + 1e-7 * float(gram.trace()) for gram in self.grams]
-        return math.sqrt(max(energies[0], 0.0) * max(energies[1], 0.0))
-
-
-def _gram(parts: list[Tensor], known: Tensor | None) -> Tensor:
-    # Of the parts as one, along the last axis; `known` is that of the first part, if it was computed before.
-    flat = [part.flatten(0, -2) for part in parts]
-    if known is None or len(known) != flat[0].shape[1]:
-        known = (flat[0].T @ flat[0]).double()
-    if len(flat) == 1:
-        return known
-    new = torch.cat(flat[1:], 1)
-    cross, corner = (new.T @ flat[0]).T.double(), (new.T @ new).double()  # the short side first: four times faster
-    return torch.cat([torch.cat([known, cross], 1), torch.cat([cross.T, corner], 1)])
-
-
-def _turned(parts: list[Tensor], turn: Tensor) -> Tensor:
-    # The parts as one, with another basis of the last axis.
-    rows = turn.to(parts[0].dtype).split([part.shape[-1] for part in parts])
-    result: Tensor = parts[0].flatten(0, -2) @ rows[0]
-    for part, row in zip(parts[1:], rows[1:], strict=True):
-        result.addmm_(part.flatten(0, -2), row)
-    return result.view(*parts[0].shape[:-1], -1)
+def _gram(side: Tensor) -> Tensor:
+    # Of the last axis, scaled so that both sides count alike.
+    flat = side.flatten(0, -2)
+    gram = (flat.T @ flat).double()
+    return gram / trace if (trace := float(gram.trace())) else gram
 
 
 @dataclass
@@ -183,19 +139,9 @@ class Stacks:
         if self.compression is not None and len(piece.targets) > 1:
             self.pieces[name, number] = piece.compressed(self.compression)
 
-    def compressed(self, how: Compression) -> Stacks:
-        """These stacks with fewer directions: what a first, coarse descent sees."""
-        pieces = {key: piece.compressed(how) for key, piece in self.pieces.items()}
-        return Stacks(self.graph, how, self.normalise, self.steps, self.constant, pieces)
-
     def factors(self, name: str, number: int) -> tuple[Factor, ...]:
         """The axes of the piece that a block of a tensor makes."""
         return _factors(self.graph.layouts[self.graph.tied.get(name, name)].blocks[number])
-
-    @property
-    def bound(self) -> float:
-        """By how much compression may have changed the objective, whatever the permutation."""
-        return sum(piece.bound for piece in self.pieces.values())
 
     @property
     def elements(self) -> int:

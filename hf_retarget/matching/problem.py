@@ -22,7 +22,7 @@ from hf_retarget.run import SILENT, Progress
 GradientAt = Callable[[Tensors, int], dict[str, Tensor]]
 """The gradient at some weights, on the minibatches of a step: the same samples, whichever side asks."""
 
-_FORMAT = "hf-retarget/matching-state/1"
+_FORMAT = "hf-retarget/matching-state/2"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class State:
     objective: float = 0.0
     sweeps: int = 0
     objectives: tuple[float, ...] = ()
-    """The objective after each sweep of this step; in a coarse descent, of the leading directions only."""
+    """The objective after each sweep of this step."""
     cosines: Cosines | None = None
     """Of what was new at this step, such as the two newest gradients."""
 
@@ -116,7 +116,6 @@ class State:
         tensors |= {f"weights/{name}": weight for name, weight in self.weights.items()}
         for number, (_, piece) in enumerate(pieces):
             tensors |= {f"target/{number}": piece.target, f"source/{number}": piece.source}
-            tensors |= {f"gram/{number}/{side}": gram for side, gram in enumerate(piece.grams or ())}
         facts = {
             "format": _FORMAT,
             "fingerprint": self.permutation.fingerprint,
@@ -129,7 +128,7 @@ class State:
             "constant": self.stacks.constant,
             "normalise": self.stacks.normalise,
             "compression": asdict(self.stacks.compression) if self.stacks.compression else None,
-            "pieces": [[*key, piece.each, piece.bound] for key, piece in pieces],
+            "pieces": [[*key, piece.each] for key, piece in pieces],
         }
         save_tensors(path, tensors, facts)
 
@@ -144,11 +143,10 @@ class State:
             raise MatchError(f"'{path}' is not a matching state of this graph; remove it to start again")
         compression = Compression(**facts["compression"]) if facts["compression"] else None
         stacks = Stacks(graph, compression, facts["normalise"], facts["steps"], facts["constant"])
-        for number, (name, block, each, bound) in enumerate(facts["pieces"]):
+        for number, (name, block, each) in enumerate(facts["pieces"]):
             target, source = tensors[f"target/{number}"], tensors[f"source/{number}"]
-            grams = tuple(tensors[f"gram/{number}/{side}"] for side in (0, 1) if f"gram/{number}/{side}" in tensors)
             factors = stacks.factors(name, block)
-            stacks.pieces[name, block] = Piece(name, factors, each, [target], [source], bound, grams or None)
+            stacks.pieces[name, block] = Piece(name, factors, each, [target], [source])
         indices = {group.name: tensors[f"permutation/{group.name}"] for group in graph.groups}
         weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
         permutation = Permutation(graph.fingerprint, indices)

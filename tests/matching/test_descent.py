@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hf_retarget as rt
-from hf_retarget.matching.descent import MovedSource, _Descent, descend
+from hf_retarget.matching.descent import _Descent, descend
 from hf_retarget.matching.objective import Stacks
 
 
@@ -241,24 +241,3 @@ def test_products_that_are_corrected_equal_those_computed_anew(noise):
     assert stacks.pieces["0.weight", 0].source.equal(
         stacked(graph, noise(model, 0), noise(model, 1)).pieces["0.weight", 0].source
     )
-
-
-def test_an_outline_comes_first_and_the_end_is_exact(network, noise, monkeypatch):
-    model, graph, _ = network
-    monkeypatch.setattr("hf_retarget.matching.descent._COARSE_FROM", 0)
-    common = noise(model, 0), noise(model, 1)
-    stacks = Stacks(graph)
-    for step in range(8):
-        target, source = (
-            {name: value + 0.5 * noise(model, 10 + 2 * step + side)[name] for name, value in base.items()}
-            for side, base in enumerate(common)
-        )
-        stacks.add(target, source)
-    match = descend(stacks)
-    assert match.sweeps[0].coarse
-    assert not match.sweeps[-1].coarse
-    fine = [sweep.objective for sweep in match.sweeps if not sweep.coarse]
-    assert all(after >= before - 1e-4 for before, after in pairwise(fine))
-    assert match.objective == pytest.approx(MovedSource(stacks, match.permutation).objective(), rel=1e-6)
-    again = descend(stacks, start=match.permutation, coarse=False)
-    assert again.objective == pytest.approx(match.objective, rel=1e-5)  # a local optimum of the stacks themselves
