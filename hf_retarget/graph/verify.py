@@ -184,7 +184,7 @@ class _Probe:
         )
 
     def _normal(self, shape: torch.Size) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float32).double()  # four times faster so
 
     def _random_input(self, example: Tensor) -> Tensor:
         return self._normal(example.shape) if example.is_floating_point() else example

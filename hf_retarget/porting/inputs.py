@@ -60,6 +60,8 @@ EXACT = 1 << 28
 STEP_IMAGES = 1 << 30
 """Bytes of a step's images up to which they are decoded once for both sides."""
 
+_CONTROLS = 4  # groups that are permuted in part, to see that a verification would notice a wrong graph
+
 
 @dataclass(frozen=True, eq=False)
 class Given:
@@ -385,7 +387,7 @@ def trace_model(
         return _pin(kept[0], model, kept[1])
     example = torch.zeros(2, *input_size)  # two, so that the batch is not mistaken for an axis of one element
     graph = trace(model, example)
-    result = verify(model, graph, example[:1]) if check else None
+    result = verify(model, graph, example[:1], draws=1, controls=_CONTROLS) if check else None
     if result is not None and not result.passed:
         raise PortError(
             f"the permutation graph of {type(model).__name__} cannot be trusted: {result.verdict} "
