@@ -68,11 +68,11 @@ def _score_once(sizes: Sizes) -> int:
 
 
 def _score_steps(sizes: Sizes) -> int:
-    return sizes.steps * (sizes.batchnorm + sizes.chosen_by) + sizes.chosen_by
+    return sizes.steps * (sizes.batchnorm + sizes.chosen_by)
 
 
 def _score_factors(sizes: Sizes) -> int:
-    return sizes.factors * (sizes.batchnorm + sizes.chosen_by) + sizes.chosen_by
+    return sizes.factors * (sizes.batchnorm + sizes.chosen_by)
 
 
 def _fit_head(sizes: Sizes) -> int:

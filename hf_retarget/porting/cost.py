@@ -106,7 +106,7 @@ def price_port(
     Example:
         >>> price = price_port(Recipe().override(**{"port.method": "fgmt"}), ImageCounts(1280, 256, 256))
         >>> price.gradients, price.forwards, price.alternative
-        (100, 22.0, 108)
+        (100, 20.0, 107)
     """
     asked = asked or Given().asked(recipe)
     options, tuning = recipe.port, recipe.finetune

@@ -157,7 +157,7 @@ def follow_line(contest: Contest, contender: Contender) -> Made:
     delta = inputs.trajectory.delta(inputs.trajectory.steps)
     base = inputs.parameters(inputs.heads.target)
     chosen = contest.recipe.port.alpha
-    steps, best = list[StepFigures](), None
+    steps, best, reached = list[StepFigures](), None, None
     for factor in contest.run.progress.track((chosen,) if chosen else FACTORS, contender.label):
         before = dict(contest.run.clock.seconds)
         scorer.load(inputs.heads.target, {name: base[name] + factor * delta[name] for name in base})
@@ -169,12 +169,10 @@ def follow_line(contest: Contest, contender: Contender) -> Made:
         seconds = contest.run.clock.since(before)
         steps.append(StepFigures(len(steps) + 1, factor, score.top1, score.loss, seconds=seconds))
         if best is None or _rank(score) > _rank(steps[best.step - 1]):
-            best = BestStep(len(steps), scorer.weights(), None, _describe_reset(reset), {})
-    if best is None:
+            best, reached = BestStep(len(steps), scorer.weights(), None, _describe_reset(reset), {}), score
+    if best is None or reached is None:
         raise PortError("the model answers with NaN at every factor")
-    scorer.load(best.weights)
-    detail = f"factor {steps[best.step - 1].far:g}"
-    return Made(best.weights, scorer.score(contest.chosen_by), steps=tuple(steps), best=best, detail=detail)
+    return Made(best.weights, reached, steps=tuple(steps), best=best, detail=f"factor {steps[best.step - 1].far:g}")
 
 
 # ---- steps along the trajectory
@@ -289,6 +287,7 @@ def _add_step(contest: Contest, track: Track, state: State, weights: Tensors, be
     if track.best is None or _rank(score) > _rank(track.steps[track.best.step - 1]):
         fit = asdict(measure_fit(state.stacks, state.permutation))
         track.best = BestStep(state.step, scorer.weights(), state.permutation, _describe_reset(reset), fit)
+        track.score = score
 
 
 def _make(contest: Contest, contender: Contender, tracks: Mapping[str, Track]) -> Made:
@@ -297,8 +296,10 @@ def _make(contest: Contest, contender: Contender, tracks: Mapping[str, Track]) -
     taken = max(len(each.steps) for each in tracks.values())
     spent = [contender.gradients(each.step) * options.grad_batches for each in track.steps]
     curve = tuple((options.batch_size * at, each.top1) for at, each in zip(spent, track.steps, strict=True) if at)
-    contest.scorer.load(track.best.weights)
-    score = contest.scorer.score(contest.chosen_by)
+    score = track.score
+    if score is None:  # from a run that was killed
+        contest.scorer.load(track.best.weights)
+        score = contest.scorer.score(contest.chosen_by)
     gradients = contender.gradients(taken) * options.grad_batches
     return Made(track.best.weights, score, gradients, tuple(track.steps), track.best, curve)
 

@@ -31,6 +31,7 @@ from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hf_retarget.evaluation.scorer import Score
     from hf_retarget.graph import Permutation, PermutationGraph
     from hf_retarget.matching.problem import State
 
@@ -307,6 +308,8 @@ class Track:
 
     steps: list[StepFigures] = field(default_factory=list)
     best: BestStep | None = None
+    score: Score | None = None
+    """Of the best step; not kept in a file."""
 
 
 @dataclass(frozen=True)
