@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -39,6 +39,13 @@ class BatchNormReset:
     def layers(self) -> int:
         """The number of layers that were reset."""
         return len(self.after)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        layers = {
+            name: {"before": asdict(self.before[name]), "after": asdict(after)} for name, after in self.after.items()
+        }
+        return {"layers": self.layers, "batches": self.batches, "statistics": layers}
 
 
 def reset_batchnorm(

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
-from hf_retarget.contenders import FACTORS, PORT, Contender
+from hf_retarget.contenders import FACTORS, FURTHER, PORT, Contender
 from hf_retarget.document import StepFigures
 from hf_retarget.errors import NotFiniteError, PortError
-from hf_retarget.evaluation.batchnorm import BatchNormReset
 from hf_retarget.evaluation.refit import Fitted
 from hf_retarget.evaluation.scorer import Score
 from hf_retarget.files import load_tensors, save_tensors
@@ -39,7 +39,6 @@ second step on, and from half of the way on. Between wide random networks (MNIST
 steps on; between two ResNet-20 by up to 6 until the fourth step, and are 8 to 16 behind in the end."""
 _PILOT = 3  # a fine-tuning chooses its start, rate and targets on this part of its steps
 _RATES = (1 / 3, 3.0)  # learning rates that are tried, too, as factors of the recipe's
-
 _POINTS = 5  # of a validation curve, and checkpoints, if the recipe does not say how many
 
 Curve = tuple[tuple[float, float], ...]
@@ -169,7 +168,7 @@ def follow_line(contest: Contest, contender: Contender) -> Made:
         seconds = contest.run.clock.since(before)
         steps.append(StepFigures(len(steps) + 1, factor, score.top1, score.loss, seconds=seconds))
         if best is None or _rank(score) > _rank(steps[best.step - 1]):
-            best, reached = BestStep(len(steps), scorer.weights(), None, _describe_reset(reset), {}), score
+            best, reached = BestStep(len(steps), scorer.weights(), None, reset.to_json(), {}), score
     if best is None or reached is None:
         raise PortError("the model answers with NaN at every factor")
     return Made(best.weights, reached, steps=tuple(steps), best=best, detail=f"factor {steps[best.step - 1].far:g}")
@@ -219,7 +218,25 @@ def follow_course(contest: Contest, contender: Contender) -> Made:
             contest.note(
                 f"whole steps were ahead of masked ones after step {masked}: gradients followed them from there"
             )
-    return _make(contest, contender, contest.courses[contender.course])
+    made = _make(contest, contender, contest.courses[contender.course])
+    return _go_further(contest, made) if contender.goes_further else made
+
+
+def _go_further(contest: Contest, made: Made) -> Made:
+    """Masked steps leave out half of the fine-tuning: by larger factors they go further, if validation images agree."""
+    scorer, target, found = contest.scorer, contest.inputs.heads.target, made
+    for factor in FURTHER:
+        moved = {name: torch.lerp(target[name], made.weights[name], factor) for name in contest.inputs.names}
+        scorer.load(target, moved)
+        try:
+            reset, score = scorer.reset_batchnorm(), scorer.score(contest.chosen_by)
+        except NotFiniteError:  # too far
+            continue
+        if _rank(score) > found.rank and made.best is not None:
+            best = replace(made.best, weights=scorer.weights(), batchnorm=reset.to_json())
+            words = f"step {best.step}, factor {factor:g}"
+            found = replace(made, weights=best.weights, validation=score, best=best, detail=words)
+    return found
 
 
 def _advance_both(contest: Contest, state: State, tracks: Mapping[str, Track]) -> tuple[State, dict[str, Tensors]]:
@@ -272,7 +289,7 @@ def _follow(contest: Contest, contender: Contender, course: str, advance: Advanc
             diary.write(state, tracks)
         if contest.role == PORT:
             ahead = max((tracks[name] for name in offered), key=lambda each: _rank(each.steps[-1]))
-            progress.row(*_describe_row(ahead, total))
+            progress.row(*ahead.describe(total))
     if not tracks:
         raise PortError("the trajectory has no steps; a port needs at least one")
     return tracks
@@ -286,7 +303,7 @@ def _add_step(contest: Contest, track: Track, state: State, weights: Tensors, be
     track.steps.append(_describe_step(contest, state, score, before))
     if track.best is None or _rank(score) > _rank(track.steps[track.best.step - 1]):
         fit = asdict(measure_fit(state.stacks, state.permutation))
-        track.best = BestStep(state.step, scorer.weights(), state.permutation, _describe_reset(reset), fit)
+        track.best = BestStep(state.step, scorer.weights(), state.permutation, reset.to_json(), fit)
         track.score = score
 
 
@@ -349,30 +366,6 @@ def _describe_step(contest: Contest, state: State, score: Score, before: dict[st
         objectives=tuple(state.objectives),
         cosines=state.cosines._asdict() if state.cosines else None,
     )
-
-
-def _describe_reset(reset: BatchNormReset) -> dict[str, Any]:
-    layers = {
-        name: {"before": asdict(reset.before[name]), "after": asdict(after)} for name, after in reset.after.items()
-    }
-    return {"layers": reset.layers, "batches": reset.batches, "statistics": layers}
-
-
-def _describe_row(track: Track, steps: int) -> tuple[dict[str, str], str]:
-    """The row of a growing table, and the line for those who have no terminal."""
-    figures = track.steps[-1]
-    best = track.steps[track.best.step - 1] if track.best else figures
-    better, seconds = best is figures, sum(figures.seconds.values())
-    cells = {
-        "step": f"{figures.step} of {steps}",
-        "validation": f"{figures.top1:.1%}",
-        "best": f"{best.top1:.1%}{' ★' if better else '  '}",
-        "moved": f"{figures.moved:.0%}",
-        "seconds": f"{seconds:.1f}",
-    }
-    moved = f", {figures.moved:.0%} of the neurons moved" if figures.moved else ""
-    words = " (best so far)" if better else ""
-    return cells, f"step {figures.step} of {steps}: validation {figures.top1:.1%}{words}{moved}, {seconds:.1f} s"
 
 
 # ---- fine-tuning

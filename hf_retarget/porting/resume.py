@@ -311,6 +311,22 @@ class Track:
     score: Score | None = None
     """Of the best step; not kept in a file."""
 
+    def describe(self, steps: int) -> tuple[dict[str, str], str]:
+        """The last step as a row of a growing table, and as a line for those who have no terminal."""
+        figures = self.steps[-1]
+        best = self.steps[self.best.step - 1] if self.best else figures
+        better, seconds = best is figures, sum(figures.seconds.values())
+        cells = {
+            "step": f"{figures.step} of {steps}",
+            "validation": f"{figures.top1:.1%}",
+            "best": f"{best.top1:.1%}{' ★' if better else '  '}",
+            "moved": f"{figures.moved:.0%}",
+            "seconds": f"{seconds:.1f}",
+        }
+        moved = f", {figures.moved:.0%} of the neurons moved" if figures.moved else ""
+        words = " (best so far)" if better else ""
+        return cells, f"step {figures.step} of {steps}: validation {figures.top1:.1%}{words}{moved}, {seconds:.1f} s"
+
 
 @dataclass(frozen=True)
 class StepDiary:

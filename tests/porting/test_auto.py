@@ -14,7 +14,7 @@ from torch import nn
 
 import hf_retarget as rt
 from hf_retarget.cli import main
-from hf_retarget.contenders import AUTO, contenders, find_contender
+from hf_retarget.contenders import AUTO, FURTHER, contenders, find_contender
 from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint
 from hf_retarget.porting.contest import Contest
@@ -129,6 +129,31 @@ def test_between_independent_bases_masked_and_whole_steps_share_their_gradients(
     # The winner is the best on validation, or a simpler one that is not clearly worse.
     best = max(each.validation for each in document.contenders if each.role == "port")
     assert document.port.validation > best - 0.15
+
+
+def test_masked_steps_are_taken_further_where_validation_images_agree(tuned, colours):
+    scored = {}
+
+    class Spy(Contest):
+        def enter(self, contender, role):
+            super().enter(contender, role)
+            if contender.name == "matched":
+                entered, inputs = self.find("matched"), self.inputs
+                base, best = inputs.heads.target, self.courses["matched"]["matched"].best.weights
+                for factor in (1.0, *FURTHER):
+                    moved = {name: torch.lerp(base[name], best[name], factor) for name in inputs.names}
+                    self.scorer.load(base, moved)
+                    self.scorer.reset_batchnorm()
+                    scored[factor] = self.scorer.score(self.chosen_by)
+                scored["entered"] = entered.made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_retarget.porting.port.Contest", Spy)
+        rt.port(*tuned, make_net(1), colours, recipe=make_recipe())
+    made = scored.pop("entered")
+    best = max(scored, key=lambda factor: (scored[factor].top1, -scored[factor].loss))
+    assert made.validation.top1 == scored[best].top1
+    assert (f"factor {best:g}" in made.detail) is (best != 1)
 
 
 def test_a_killed_course_continues_to_the_same_bytes(tuned, colours, tmp_path):
