@@ -3,6 +3,7 @@
     python benchmarks/pays.py --list                     # the pairs of bases, by situation
     python benchmarks/pays.py resnet20-clean --seed 0    # one pair; what is recorded is not run again
     python benchmarks/pays.py --all                      # all pairs, three seeds of the fine-tuning
+    python benchmarks/pays.py --cost vit conv8           # the time of auto beside that of fgmt-sign
     python benchmarks/pays.py --write docs/pays.md       # the tables, from benchmarks/results
 
 Each finished run leaves one small record in benchmarks/results/pays, so that tables can be made without running
@@ -255,12 +256,25 @@ def train_plainly(name: str, seed: int, steps: int, targets: str = "labels") -> 
     return {"pair": name, "seed": seed, "situation": f"plain-{steps}", "test": best[2], "lr": best[1]}
 
 
+def compare_time(name: str) -> str:
+    """How long `auto` takes beside `fgmt-sign`, both without controls, in one run."""
+    bench, old, new = make_bases(name)
+    tuned, seconds = tune(name, bench, old, 0), {}
+    for method in ("fgmt-sign", "auto"):
+        recipe, began = bench.recipe.override(**{"port.method": method, "port.check": False}), time.perf_counter()
+        rt.port(old, tuned, new, bench.pictures, recipe=recipe)
+        seconds[method] = time.perf_counter() - began
+    ratio = seconds["auto"] / seconds["fgmt-sign"]
+    return f"{name}: auto {seconds['auto']:.1f} s, fgmt-sign {seconds['fgmt-sign']:.1f} s: {ratio:.2f} times"
+
+
 @click.command(help=__doc__.replace("\n\n    python", "\n\n\b\n    python"))
 @click.argument("pairs", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All pairs.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True)
 @click.option("--situation", "situations", multiple=True, help="Only these: labels, teacher, fgmt …, plain-20 …")
 @click.option("--list", "listing", is_flag=True, help="Say what there is, and do nothing.")
+@click.option("--cost", is_flag=True, help="Compare the time of auto with that of fgmt-sign instead.")
 @click.option("--write", "page", type=Path, help="Write the tables to this page.")
 def main(
     pairs: tuple[str, ...],
@@ -268,6 +282,7 @@ def main(
     seeds: tuple[int, ...],
     situations: tuple[str, ...],
     listing: bool,
+    cost: bool,
     page: Path | None,
 ) -> None:
     """Do what was asked for."""
@@ -277,6 +292,10 @@ def main(
         return
     if unknown := [name for name in pairs if name not in PAIRS]:
         raise click.BadParameter(f"there is no pair '{unknown[0]}'; choose among {', '.join(PAIRS)}")
+    if cost:
+        for name in pairs:
+            print(compare_time(name), flush=True)
+        return
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in pairs or (PAIRS if everything else ()):
         for seed in seeds:
