@@ -11,7 +11,7 @@ from torch import nn
 
 import hf_retarget as rt
 from hf_retarget.matching.descent import _Descent, descend
-from hf_retarget.matching.objective import Stacks
+from hf_retarget.matching.objective import Compression, Stacks
 
 
 def inner(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -134,6 +134,22 @@ def test_same_seed_same_result_and_restarts_never_hurt(network, noise):
     once, again, more = descend(stacks, seed=3), descend(stacks, seed=3), descend(stacks, seed=3, restarts=4)
     assert once.permutation == again.permutation
     assert more.objective >= once.objective
+
+
+@pytest.mark.parametrize("how", [None, Compression()])
+def test_any_number_of_threads_finds_the_same_permutation(how, noise):
+    model, graph = deep((16, 300, 720, 300, 5))  # wide enough for threads, and one group for the auction
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            stacks = Stacks(graph, how)
+            for step in range(2):
+                stacks.add(noise(model, 1 + step), noise(model, 11 + step))
+            found.append(descend(stacks).permutation)
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
 
 
 def test_warm_start_goes_on_from_where_it_was(network, noise):
