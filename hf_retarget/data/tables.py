@@ -93,8 +93,6 @@ def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tup
     for asked in (options.train_split, options.test_split, options.validation_split):
         if asked is not None and asked not in splits:
             raise DataError(f"'{name}' has no split '{asked}'{suggest(asked, splits)}")
-    if options.test_split is not None and options.test_split == options.train_split:
-        raise DataError(f"'{options.test_split}' cannot be both the training and the test split; leave out one")
     by_name = {split.casefold(): split for split in reversed(splits)}
     train = options.train_split or next((by_name[each] for each in TRAIN if each in by_name), None)
     if train is None and len(splits) > 1:
@@ -103,6 +101,8 @@ def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tup
             "with 'train_split' (--data-train-split)"
         )
     train = train or splits[0]
+    if options.test_split == train:
+        raise DataError(f"'{train}' cannot be both the training and the test split; name another of {', '.join(splits)}")
     found = (by_name[each] for each in TEST if each in by_name)
     test = options.test_split or next((each for each in found if each not in (train, options.validation_split)), None)
     if options.validation_split in (train, test) and options.validation_split is not None:

@@ -338,6 +338,7 @@ def test_the_fingerprint_of_tables_and_items(load, table, pairs):
         (DataOptions(label_column="image"), "column 'image' does not hold labels; these could: 'label'"),
         (DataOptions(test_split="tets"), "no split 'tets'; did you mean 'test'"),
         (DataOptions(train_split="test", test_split="test"), "cannot be both"),
+        (DataOptions(test_split="train"), "'train' cannot be both"),
         (DataOptions(classes=("ant",)), "of one class only"),
         (DataOptions(classes=("ant", "be")), "no class 'be'; did you mean 'bee'"),
     ],
