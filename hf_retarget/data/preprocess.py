@@ -192,7 +192,8 @@ def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None, ask
     if callable(asked) or asked == "none" or (asked is None and not described and not image_size):
         if image_size:
             raise DataError(f"images that are used as they are cannot be made {image_size}×{image_size}; leave out one")
-        return Preprocess(transform=asked if callable(asked) else as_tensor)
+        # The size is a guess until data is there (`fit`).
+        return Preprocess((channels or 3, 224, 224), transform=asked if callable(asked) else as_tensor)
     config = checkpoint.config if asked is None else _read_config(asked)
     return Preprocess.of(config, image_size, channels)
 

@@ -102,7 +102,7 @@ def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tup
         )
     train = train or splits[0]
     if options.test_split == train:
-        raise DataError(f"'{train}' cannot be both the training and the test split; name another of {', '.join(splits)}")
+        raise DataError(f"'{train}' cannot be both the training and the test split; name another for one of them")
     found = (by_name[each] for each in TEST if each in by_name)
     test = options.test_split or next((each for each in found if each not in (train, options.validation_split)), None)
     if options.validation_split in (train, test) and options.validation_split is not None:
