@@ -36,6 +36,7 @@ from torch import Tensor, nn
 import hf_retarget as rt
 from hf_retarget.data import Split, choose_preprocess, load_data
 from hf_retarget.evaluation.scorer import Scorer
+from hf_retarget.evaluation.teacher import Teacher
 from hf_retarget.files import save_tensors
 from hf_retarget.models import load_checkpoint
 from hf_retarget.recipe.options import DataOptions, TrainOptions
@@ -238,22 +239,30 @@ def _take(pictures: Pictures, classes: tuple[str, ...], count: int, seed: int) -
     return Pictures(pictures.arrays[chosen], [pictures.targets[each] for each in chosen], pictures.classes)
 
 
-def train_plainly(name: str, seed: int, steps: int, targets: str = "labels") -> dict[str, Any]:
-    """The new base, fine-tuned from a zero head at the best of four rates, BatchNorm re-estimated."""
-    bench, _, new = make_bases(name)
+def train_plainly(name: str, seed: int, situation: str) -> dict[str, Any]:
+    """The new base, fine-tuned from a zero head at the best of four rates, BatchNorm re-estimated.
+
+    `plain-N`: N minibatches with labels; `distil-N`: with the answers of the tuned model, which choose the rate, too.
+    """
+    kind, _, steps = situation.partition("-")
+    bench, old, new = make_bases(name)
     start = bench.start(new, "zero", seed)
     scorer = Scorer(start.model, start.data, bench.classes, bench.recipe.port, Run())
+    train, validation = start.data.train, start.data.validation
+    if kind == "distil":
+        teacher = Teacher(scorer, tune(name, bench, old, seed).state_dict())
+        train, validation = teacher.teach(train, "teacher"), teacher.label(validation)
     first, best = scorer.weights(), (-1.0, 0.0, 0.0)
     rates = bench.task.rates or bench.task.tuning.lrs
     for lr in rates:
         scorer.load(first)
-        options = replace(bench.recipe.override(**bench.task.tuning.overrides(lr, seed)).finetune, steps=steps,
+        options = replace(bench.recipe.override(**bench.task.tuning.overrides(lr, seed)).finetune, steps=int(steps),
                           batch_size=bench.task.batch)  # fmt: skip
-        train_model(start.model, start.data.train, options)
+        train_model(start.model, train, options)
         scorer.reset_batchnorm()
-        found = scorer.score(start.data.validation).top1, lr, scorer.score(start.data.test).top1
+        found = scorer.score(validation).top1, lr, scorer.score(start.data.test).top1
         best = max(best, found)
-    return {"pair": name, "seed": seed, "situation": f"plain-{steps}", "test": best[2], "lr": best[1]}
+    return {"pair": name, "seed": seed, "situation": situation, "test": best[2], "lr": best[1]}
 
 
 def compare_time(name: str) -> str:
@@ -303,8 +312,8 @@ def main(
                 path = RESULTS / f"{name}.{situation}.{seed}.json"
                 if path.exists():
                     continue
-                if situation.startswith("plain-"):
-                    found = train_plainly(name, seed, int(situation.removeprefix("plain-")))
+                if situation.startswith(("plain-", "distil-")):
+                    found = train_plainly(name, seed, situation)
                 else:
                     found = measure(name, seed, situation)
                 path.write_text(json.dumps({**found, "versions": list_versions()}, indent=1) + "\n", "utf-8")
@@ -327,16 +336,16 @@ _LINEAGE = """
 
 The new base is the old one, trained on: ResNet-20 on CIFAR-10 (*robust*: half of the images noisy), a small ViT on six
 kinds of clothes, MobileNetV2 on its own answers to noisy photos. *plain-N*: the new base fine-tuned with N minibatches,
-from a zero head, at the best of two to four rates. *plus-25*: auto, and 25 minibatches of fine-tuning at one middling
-rate. None of the other columns takes a gradient unless *matched* says so.
+from a zero head, at the best of two to four rates. *plus-25*: auto, and 25 minibatches of fine-tuning at
+the best of three rates. None of the other columns takes a gradient unless *matched* says so.
 """
 
 _APART = """
 ## Independent bases
 
 Bases that were trained apart; *head* is the new base with a closed-form head. *teacher-plus-50*: no labels, matching
-and 50 minibatches of fine-tuning after the tuned model. *few*: 111 training images in all, with labels and teacher as
-validation chooses, with labels only, and with the teacher only.
+and 50 minibatches of fine-tuning after the tuned model; *distil-50*: such minibatches from a zero head. *few*: 111
+training images in all, with labels and teacher as validation chooses, with labels only, and with the teacher only.
 """
 
 
@@ -366,7 +375,18 @@ def write_tables() -> str:
         runs = found[name, "labels"]
         page += _row(*_first(name, runs), *_others(name, found, columns))
     page += _APART + "\n"
-    columns = ("naive", "head", "fgmt", "fgmt-sign", "teacher-plus-50", "plain-100", "few", "few-labels", "few-teacher")
+    columns = (
+        "naive",
+        "head",
+        "fgmt",
+        "fgmt-sign",
+        "teacher-plus-50",
+        "distil-50",
+        "plain-100",
+        "few",
+        "few-labels",
+        "few-teacher",
+    )
     page += _row("pair", "d/τ", "n", "tuned", "**auto**", "of tuned", "winner", "matched", *columns) + _rule(
         8 + len(columns)
     )

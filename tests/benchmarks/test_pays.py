@@ -35,7 +35,7 @@ def test_a_run_leaves_its_figures(tmp_path, monkeypatch):
     assert found["word"] == "same lineage"
     assert found["winner"] in found["contenders"]
     assert found["test"] == found["contenders"][found["winner"]]["test"]
-    plain = pays.train_plainly("tiny", 0, 3)
-    assert 0 <= plain["test"] <= 1
+    for situation in ("plain-3", "distil-3"):
+        assert 0 <= pays.train_plainly("tiny", 0, situation)["test"] <= 1
     with pytest.raises(KeyError):
         pays.measure("nobody", 0, "labels")
