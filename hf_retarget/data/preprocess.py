@@ -77,6 +77,8 @@ class Preprocess:
         """In timm's terms, for the configuration of a model; where tensors were used as they are, what suits images."""
         if self.transform is None:
             return self.facts
+        if len(self.input_size) != 3:  # no images
+            return {}
         channels = self.input_size[0]
         return {"input_size": self.input_size, "mean": (0.0,) * channels, "std": (1.0,) * channels, "crop_pct": 1.0}
 

@@ -176,6 +176,17 @@ def test_images_of_different_sizes_cannot_be_used_as_they_are():
         rt.evaluate(Small(), items, split="train")
 
 
+def test_a_module_that_takes_vectors_is_saved_and_read_again(tmp_path):
+    torch.manual_seed(0)
+    models = [Small(), Small(), Small()]
+    overrides = {"port.steps": 2, "port.grad_batches": 1, "port.batch_size": 16, "port.control": "none"}
+    items = pairs((256,), 90, -2, 2)
+    result = rt.port(*models, items, overrides=overrides, out=tmp_path / "ported")
+    again = rt.evaluate(tmp_path / "ported", items, arch=f"{__name__}:Small")
+    assert again.score.count == 90
+    assert sorted(result.weights) == sorted(Small().state_dict())
+
+
 def test_a_port_of_plain_modules_says_what_was_done_to_images():
     torch.manual_seed(0)
     models = [Small(), Small(), Small()]
