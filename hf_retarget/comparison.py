@@ -19,7 +19,7 @@ FORMAT = "hf-retarget/compare/2"
 
 SEEDS = ("port.seed", "finetune.seed")
 """Fields that make a port a repetition of another."""
-BESIDES = ("port.check", "port.control", "port.samples")
+BESIDES = ("port.check", "port.control", "port.eval_batch", "port.samples")
 """Fields that decide how a port is checked, compared and shown, not what it is."""
 _COMPARABLE = {"data": "test images or preparation of the data", "target": "new base"}
 

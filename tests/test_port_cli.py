@@ -224,7 +224,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(trio, tmp_path, mon
     rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
     assert rows["port"] == "fgmt, 3 steps, 12 gradients of a minibatch"
     assert rows["then"] == "fine-tuning, 10 steps"
-    assert rows["control"] == "plain fine-tuning, 96 steps", "those of port and fine-tuning, and the forward passes"
+    assert rows["control"] == "plain fine-tuning, 95 steps", "those of port and fine-tuning, and the forward passes"
     assert rows["data"] == "fashion-mnist (64 train, 16 validation, 80 test)"
     assert rows["memory"].endswith("GB, with all gradients kept")
     assert rows["time"].startswith("about ")

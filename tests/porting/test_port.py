@@ -204,9 +204,9 @@ def test_port_json_says_what_came_from_what(planted):
     assert document.data.images == {"train": 225, "validation": 75, "test": 300}
     assert document.graph["check"]["passed"] is True
     assert (document.winner, document.port.role) == ("fgmt", "port")
-    # Forward passes count a third: two steps with BatchNorm (128 images) and validation (75), and the best step again.
-    assert (document.port.gradients, document.port.forwards) == (8, (2 * (128 + 75) + 75) / 32)
-    assert document.find("plain").gradients == math.ceil(document.port.price) == 14
+    # Forward passes count a third: two steps with BatchNorm (128 images) and validation (75).
+    assert (document.port.gradients, document.port.forwards) == (8, 2 * (128 + 75) / 32)
+    assert document.find("plain").gradients == math.ceil(document.port.price) == 13
     negative, positive = document.port.flips
     assert positive - negative == round(300 * (document.port.test.top1 - document.find("tuned").test.top1))
     assert (len(document.flipped["negative"]), len(document.flipped["positive"])) == (negative, positive)
@@ -598,7 +598,7 @@ def test_bad_input_is_refused_before_anything_is_written(change, values, error, 
 
 def test_a_graph_that_does_not_hold_is_an_error(nets, colours, monkeypatch):
     failed = Verification(1.0, 0.0, 1e-8, 2, (), 0.0)
-    monkeypatch.setattr(inputs, "verify", lambda *_: failed)
+    monkeypatch.setattr(inputs, "verify", lambda *_, **__: failed)
     with pytest.raises(rt.PortError, match=r"cannot be trusted: FAILED.*--no-check"):
         rt.port(*nets, colours, recipe=make_recipe())
     unchecked = rt.port(*nets, colours, recipe=make_recipe(check=False, control="none"))
