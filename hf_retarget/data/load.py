@@ -137,6 +137,8 @@ class DataFacts:
     """Bytes to download; 0 if the data is on this machine."""
     revision: str | None = None
     notes: tuple[str, ...] = ()
+    counts: Mapping[str, tuple[int, ...]] | None = None
+    """Images of each class, `training` and `test`, as far as there are such splits; None if labels are not known."""
 
 
 def describe_data(reference: Any, options: DataOptions, *, token: str | None = None) -> DataFacts:
@@ -168,7 +170,15 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
         download=0,
         revision=source.revision,
         notes=source.notes,
+        counts=_count_classes({"training": train, "test": test}, targets, numbers, classes) if labelled else None,
     )
+
+
+def _count_classes(
+    splits: Mapping[str, str | None], targets: Mapping[str, torch.Tensor], numbers: torch.Tensor, classes: int
+) -> dict[str, tuple[int, ...]]:
+    chosen = {name: numbers[targets[split]] for name, split in splits.items() if split is not None}
+    return {name: tuple(each[each >= 0].bincount(minlength=classes).tolist()) for name, each in chosen.items()}
 
 
 def _describe_hub(reference: str, options: DataOptions, token: str | None) -> DataFacts:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_retarget.data import ImageData
 from hf_retarget.document import CLEAR, GateFacts, RelationFacts
 from hf_retarget.evaluation.paired import measure_lead
 from hf_retarget.evaluation.scorer import Score
@@ -25,7 +24,10 @@ class Evidence:
     """How far apart the three models are."""
     head_tuned: bool | None = None
     """Whether the tuned model has another head than the old base."""
-    data: ImageData | None = None
+    counts: Mapping[str, Sequence[int]] | None = None
+    """Images of each class, `training` and `test`."""
+    labels: Sequence[str] | None = None
+    """The names of the classes."""
     tuned: Score | None = None
     """Of the tuned model, on the images to choose by: accuracy, or without labels agreement with itself."""
     labelled: bool = True
@@ -76,11 +78,10 @@ def _find_swapped(seen: Evidence, bases: RelationFacts) -> str:
     return f"the tuned model is closer to the new base than to the old one ({far})"
 
 
-def _find_missing(seen: Evidence, data: ImageData) -> str:
+def _find_missing(seen: Evidence, counts: Mapping[str, Sequence[int]]) -> str:
     words = []
-    for what, split in (("training", data.train), ("test", data.test)) if data.labelled else ():
-        absent = sorted(set(range(data.classes)) - set(split.targets.unique().tolist()))
-        names = [f"'{data.labels[each]}'" if data.labels else str(each) for each in absent]
+    for what, images in counts.items():
+        names = [f"'{seen.labels[each]}'" if seen.labels else str(each) for each, n in enumerate(images) if not n]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         words += [f"there is no {what} image of {', '.join(names[:_NAMED])}{more}"] if names else []
     return ", and ".join(words)
@@ -162,7 +163,7 @@ GATES = (
     Gate(
         "missing classes",
         "whether there are training and test images of every class",
-        "data",
+        "counts",
         _find_missing,
         "add some, or say which classes there are with --data-classes",
     ),

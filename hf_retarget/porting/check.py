@@ -216,7 +216,9 @@ def _with_data(found: InputCheck, tuned: Checkpoint, images: Any, recipe: Recipe
             check_classes(facts.name, facts.classes, facts.labels, *sides, advice=WRONG_CLASSES)
     except DataError as error:
         return replace(found, problems=(*found.problems, str(error)))
-    return found
+    seen = look_at_gates(Evidence(counts=facts.counts, labels=facts.labels))
+    gates = tuple(new if new.found is not None else old for old, new in zip(found.gates, seen, strict=True))
+    return replace(found, gates=gates)
 
 
 def _with_graph(

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hf_retarget.contenders import AFTER, AUTO, PORT, Contender
-from hf_retarget.data import Split
+from hf_retarget.data import ImageData, Split
 from hf_retarget.document import GateFacts, RelationFacts
 from hf_retarget.errors import MatchError, ModelError, PortError, TraceError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
@@ -161,7 +161,8 @@ class Contest:
             Evidence(
                 inputs.relation,
                 inputs.head_tuned,
-                inputs.data if inputs.has_images and not says_itself else None,
+                count_classes(inputs.data) if inputs.has_images and not says_itself else None,
+                inputs.labels,
                 self.tuned_score if inputs.has_images else None,
                 labelled=not says_itself,
                 tests=tests,
@@ -286,6 +287,12 @@ class Contest:
         said = judge_port(self.entries, self.winner, self.result, labelled=self.inputs.data.labelled)
         warnings = list_warnings(self.look_at_gates())
         return f"Check first: {'; '.join(warnings)}. {said}" if warnings else said
+
+
+def count_classes(data: ImageData) -> dict[str, list[int]]:
+    """Images of each class to train and to test on."""
+    splits = {"training": data.train, "test": data.test}
+    return {name: split.targets.bincount(minlength=data.classes).tolist() for name, split in splits.items()}
 
 
 def choose_winner(ports: Sequence[Entry]) -> Entry:

@@ -16,6 +16,7 @@ from hf_retarget.cli import main
 from hf_retarget.document import RelationFacts
 from hf_retarget.evaluation.gates import GATES, Evidence, list_errors, list_warnings, look_at_gates
 from hf_retarget.evaluation.scorer import Score
+from hf_retarget.models import load_checkpoint, save_model
 
 QUICK = {"port.steps": 2, "port.grad_batches": 1, "port.batch_size": 16, "port.bn_batches": 1, "port.control": "naive"}
 
@@ -180,3 +181,19 @@ def test_check_looks_at_what_it_can_see(tmp_path, labelled):
     result = CliRunner().invoke(main, ["check", *map(str, sides)])
     assert result.exit_code == 1, result.output
     assert "new base is the old base" in result.output
+
+
+def test_check_sees_classes_without_images(tmp_path, labelled):
+    sides = []
+    for number, name in enumerate(("old", "tuned", "new")):
+        checkpoint = load_checkpoint(labelled(tmp_path / f"first {name}", "test_resnet", num_classes=3))
+        torch.manual_seed(number)
+        moved = {
+            key: each + torch.rand_like(each) if each.ndim > 1 else each for key, each in checkpoint.weights.items()
+        }
+        sides.append(save_model(tmp_path / name, moved, checkpoint))
+    images = {"train": make_images(60, 3), "test": [each for each in make_images(30, 3) if each[1] != 1]}
+    found = rt.check(*sides, images)
+    assert "there is no test image of 1" in next(each.found for each in found.gates if each.name == "missing classes")
+    assert next(each.found for each in found.gates if each.name == "swapped") == ""
+    assert found.problems == ()
