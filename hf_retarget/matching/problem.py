@@ -31,8 +31,8 @@ class MatchOptions:
 
     seed: int = 0
     restarts: int = 1
-    start: str = "restart"
-    """`restart` begins every step at the identity, `warm` at the permutation of the previous step."""
+    start: str = "warm"
+    """`restart` begins every step with a guess, `warm` only the first, and all others at the previous permutation."""
     normalise: bool = False
     """Let all tensors count alike, instead of by their norm."""
     compression: Compression | None = None
@@ -81,7 +81,7 @@ class Problem:
         """The best permutation for the stacks."""
         options = self.options
         for _ in self.progress.track([stacks], "searching the permutation"):
-            start = current if options.start == "warm" else None
+            start = current if options.start == "warm" and stacks.steps > 1 else None
             found = descend(stacks, start, seed=options.seed, restarts=options.restarts)
         return found
 

@@ -231,11 +231,12 @@ def _go_further(contest: Contest, made: Made) -> Made:
         try:
             reset, score = scorer.reset_batchnorm(), scorer.score(contest.chosen_by)
         except NotFiniteError:  # too far
-            continue
-        if _rank(score) > found.rank and made.best is not None:
-            best = replace(made.best, weights=scorer.weights(), batchnorm=reset.to_json())
-            words = f"step {best.step}, factor {factor:g}"
-            found = replace(made, weights=best.weights, validation=score, best=best, detail=words)
+            break
+        if _rank(score) <= found.rank or made.best is None:
+            break
+        best = replace(made.best, weights=scorer.weights(), batchnorm=reset.to_json())
+        words = f"step {best.step}, factor {factor:g}"
+        found = replace(made, weights=best.weights, validation=score, best=best, detail=words)
     return found
 
 

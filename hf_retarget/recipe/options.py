@@ -99,7 +99,9 @@ class PortOptions(_Options):
     bn_batches: int = _option(5, "minibatches that re-estimate the BatchNorm statistics", least=0)
     head: str = _option("auto", "classifier that both bases get before the port", choices=PORT_HEADS)
     seed: int = _option(0, "seed of minibatches, head, solver, and fine-tuning (unless its own is given, too)", least=0)
-    start: str = _option("restart", "solver starts at the identity, or at the step before", choices=("restart", "warm"))
+    start: str = _option(
+        "warm", "where the search begins: at the permutation of the step before, or anew", choices=("warm", "restart")
+    )
     restarts: int = _option(1, "times that the solver runs at each step, in other orders; the best counts", least=1)
     normalise: bool = _option(False, "let all tensors count alike, instead of by their norm")
     compress: float | None = _option(

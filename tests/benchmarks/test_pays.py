@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pays
 import pytest
+from quality import pairs
+from quality.pairs import Onward, Pair
 from quality.tasks import TASKS
 
 from hf_retarget.contenders import find_contender
@@ -25,17 +27,24 @@ def test_records_are_of_pairs_and_contenders_that_there_are():
         assert each["pair"] in pays.PAIRS
         assert pays.PAIRS[each["pair"]].task in TASKS
         for name in each.get("contenders", ()):
-            assert find_contender(name).place or find_contender(name).is_method or name == "finetuned", name
+            assert find_contender(name).name == name
 
 
 def test_a_run_leaves_its_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(pays, "OUT", tmp_path)
-    monkeypatch.setitem(pays.PAIRS, "tiny", pays.Pair("tiny", "seed-0", pays.Onward(4, 0.01)))
+    monkeypatch.setattr(pairs, "OUT", tmp_path)
+    monkeypatch.setattr(pairs, "SNAPSHOTS", (2, 4))
+    monkeypatch.setitem(pairs.PAIRS, "tiny", Pair("tiny", "seed-0", Onward(4, 0.01)))
+    monkeypatch.setitem(pairs.PAIRS, "tiny-snapshot", Pair("tiny", "seed-0", Onward(2, 0.01, of=4)))
     found = pays.measure("tiny", 0, "labels")
     assert found["word"] == "same lineage"
     assert found["winner"] in found["contenders"]
     assert found["test"] == found["contenders"][found["winner"]]["test"]
-    for situation in ("plain-3", "distil-3"):
+    assert sum(found["flips"]) >= 0 < found["price"]
+    for situation in ("plain-3", "distil-3", "rival-3"):
         assert 0 <= pays.train_plainly("tiny", 0, situation)["test"] <= 1
+    early = pays.measure("tiny-snapshot", 0, "robust")
+    assert 0 < early["drift"] < found["drift"]
+    assert {"tuned", "plain"} <= set(early["contenders"])
+    assert all(0 <= each["also"] <= 1 for each in early["contenders"].values())
     with pytest.raises(KeyError):
         pays.measure("nobody", 0, "labels")

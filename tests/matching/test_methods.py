@@ -10,6 +10,7 @@ from torch import nn
 import hf_retarget as rt
 from hf_retarget.contenders import contenders, find_contender
 from hf_retarget.errors import MatchError
+from hf_retarget.matching import problem as problem_module
 from hf_retarget.matching.gradients import GradientCache, Gradients
 from hf_retarget.matching.methods import match, run
 from hf_retarget.matching.problem import MatchOptions, Problem, State
@@ -133,9 +134,20 @@ def test_source_gradients_come_from_the_cache(network, noise, tmp_path):
     assert once[-1].permutation == again[-1].permutation
 
 
-def test_warm_start_is_an_option(network, noise):
-    problem = make_problem(network, noise, options=MatchOptions(start="warm"))
-    assert [state.step for state in run("fgmt", problem)] == [1, 2, 3]
+def test_a_search_begins_at_the_step_before_or_anew(network, noise, monkeypatch):
+    begun = {}
+    for start in ("warm", "restart"):
+        starts = begun[start] = []
+        descend = problem_module.descend
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                problem_module, "descend", lambda stacks, at, **how: starts.append(at) or descend(stacks, at, **how)
+            )
+            states = list(run("fgmt", make_problem(network, noise, options=MatchOptions(start=start))))
+        assert [state.step for state in states] == [1, 2, 3]
+        if start == "warm":
+            assert starts == [None, states[0].permutation, states[1].permutation]
+    assert begun["restart"] == [None] * 3
     with pytest.raises(MatchError, match="unknown start 'cold'; choose 'restart' or 'warm'"):
         MatchOptions(start="cold")
 
