@@ -37,12 +37,13 @@ EARLY_LEAD, LATE_LEAD = 0.1, 0.01
 """By this much on validation images, whole steps have to be ahead of masked ones for a course to follow them: from the
 second step on, and from half of the way on. Between wide random networks (MNIST) they lead by 20 points from the first
 steps on; between two ResNet-20 by up to 6 until the fourth step, and are 8 to 16 behind in the end."""
+BEHIND = 0.05
+"""Whole steps that are so far behind from half of the way on are not scored any more: none that we saw came back."""
 _PILOT = 3  # a fine-tuning chooses its start, rate and targets on this part of its steps
 _RATES = (1 / 3, 3.0)  # learning rates that are tried, too, as factors of the recipe's
 _POINTS = 5  # of a validation curve, and checkpoints, if the recipe does not say how many
 
-Curve = tuple[tuple[float, float], ...]
-"""(training images behind the gradients so far, accuracy on validation)."""
+Curve = tuple[tuple[float, float], ...]  # training images behind the gradients so far, accuracy on validation
 
 
 class Declined(Exception):
@@ -246,20 +247,25 @@ def _advance_both(contest: Contest, state: State, tracks: Mapping[str, Track]) -
     def carry(state: State) -> dict[str, Tensor]:
         return transplant(problem.target, problem.trajectory.delta(state.step), problem.graph, state.permutation)
 
-    if _prefers_whole(tracks, problem.trajectory.steps):
+    going = _choose_steps(tracks, problem.trajectory.steps)
+    if going == ("whole",):
         after = fgmt(problem, replace(state, weights=carry(state)))
         return after, {"whole": after.weights}
     after = fgmt_sign(problem, state)
-    return after, {"matched": after.weights, "whole": carry(after)}
+    return after, {name: after.weights if name == "matched" else carry(after) for name in going}
 
 
-def _prefers_whole(tracks: Mapping[str, Track], total: int) -> bool:
-    masked, whole = (tracks[name].steps if name in tracks else [] for name in ("matched", "whole"))
-    if len(masked) < len(whole):
-        return True  # it has been decided
+def _choose_steps(tracks: Mapping[str, Track], total: int) -> tuple[str, ...]:
+    both = ("matched", "whole")
+    masked, whole = (tracks[name].steps if name in tracks else [] for name in both)
+    if len(masked) != len(whole):  # it has been decided
+        return both[:1] if len(masked) > len(whole) else both[1:]
     if len(whole) < 2:
-        return False
-    return whole[-1].top1 - masked[-1].top1 > (LATE_LEAD if 2 * len(whole) >= total else EARLY_LEAD)
+        return both
+    lead, late = whole[-1].top1 - masked[-1].top1, 2 * len(whole) >= total
+    if lead > (LATE_LEAD if late else EARLY_LEAD):
+        return both[1:]
+    return both[:1] if late and -lead > BEHIND else both
 
 
 def _follow(contest: Contest, contender: Contender, course: str, advance: Advance) -> dict[str, Track]:

@@ -134,20 +134,20 @@ def test_source_gradients_come_from_the_cache(network, noise, tmp_path):
     assert once[-1].permutation == again[-1].permutation
 
 
-def test_a_search_begins_at_the_step_before_or_anew(network, noise, monkeypatch):
-    begun = {}
-    for start in ("warm", "restart"):
-        starts = begun[start] = []
-        descend = problem_module.descend
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                problem_module, "descend", lambda stacks, at, **how: starts.append(at) or descend(stacks, at, **how)
-            )
-            states = list(run("fgmt", make_problem(network, noise, options=MatchOptions(start=start))))
-        assert [state.step for state in states] == [1, 2, 3]
-        if start == "warm":
-            assert starts == [None, states[0].permutation, states[1].permutation]
-    assert begun["restart"] == [None] * 3
+@pytest.mark.parametrize("start", ["warm", "restart"])
+def test_a_search_begins_at_the_step_before_or_anew(start, network, noise, monkeypatch):
+    begun, descend = [], problem_module.descend
+
+    def watch(stacks, at, **how):
+        begun.append(at)
+        return descend(stacks, at, **how)
+
+    monkeypatch.setattr(problem_module, "descend", watch)
+    first, second, _ = run("fgmt", make_problem(network, noise, options=MatchOptions(start=start)))
+    assert begun == ([None, first.permutation, second.permutation] if start == "warm" else [None] * 3)
+
+
+def test_an_unknown_start_is_refused():
     with pytest.raises(MatchError, match="unknown start 'cold'; choose 'restart' or 'warm'"):
         MatchOptions(start="cold")
 
