@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from quality.images import Pictures
 from quality.pairs import PAIRS, Noisy, make_bases, tune
-from quality.pays_page import RESULTS, write_tables
+from quality.pays_page import RESULTS, draw_drifts, write_tables
 
 import hf_retarget as rt
 from hf_retarget.data import load_data
@@ -230,6 +230,7 @@ def main(
                 print(f"{name}, {situation}, seed {seed}: {found['test']:.3f} {found.get('winner', '')}", flush=True)
     if page is not None:
         page.write_text(write_tables(), "utf-8")
+        draw_drifts(page.parent / "images")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""The page of where a port pays, from the records that runs have left."""
+"""The page of where a port pays, and its pictures, from the records that runs have left."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from quality.pairs import PAIRS
+from quality.pairs import DRIFTS, PAIRS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "pays"
 
@@ -25,9 +25,18 @@ _LINEAGE = """
 ## Bases of one lineage
 
 The new base is the old one, trained on: ResNet-20 on CIFAR-10 (*robust*: half of the images noisy), a small ViT on six
-kinds of clothes, MobileNetV2 on its own answers to noisy photos. *plain-N*: the new base fine-tuned with N minibatches,
-from a zero head, at the best of two to four rates. *plus-25*: auto, and 25 minibatches of fine-tuning at
-the best of three rates. None of the other columns takes a gradient unless *matched* says so.
+kinds of clothes, MobileNetV2 on its own answers to noisy photos; *siblings* are two such trainings of one base.
+*plain-N*: the new base fine-tuned with N minibatches, from a zero head, at the best of two to four rates. *plus-25*:
+auto, and 25 minibatches of fine-tuning at the best of three rates. None of the other columns takes a gradient unless
+*matched* says so.
+"""
+
+_DRIFT = """
+## How far may a base move?
+
+One training of the old base, onwards at a constant rate, whose snapshots after 25 to 3,000 minibatches are the new
+bases; *noisy*: half of the images are. The right end of each picture is a base that was trained independently. *naive +
+head* is the naive port with its head refitted in closed form.
 """
 
 _APART = """
@@ -38,6 +47,21 @@ and 50 minibatches of fine-tuning after the tuned model; *distil-50*: such minib
 training images in all, with labels and teacher as validation chooses, with labels only, and with the teacher only.
 """
 
+_ROBUST = """
+## A weakness mended, and one acquired
+
+*resnet20-robust*: the new base has learnt to withstand noise. *resnet20-weaker*: the reverse, an old base that
+withstands it and a new one that does not. Accuracy on clean / noisy test images (noise of 36 levels of 256). *tuned,
+head fitted on noisy images* and *tuned, 50 noisy steps* are what can be done without a new base; *port, fitted on
+noisy images* is `--also-data-fit`.
+"""
+
+_PRICE = """
+## Flips, and what they cost
+
+Test images that the tuned model has right and the other one wrong, and the reverse (*−/+*), and the price in gradients
+of a minibatch, a forward pass being a third of one. *plain-60* is the new base, fine-tuned with 60 minibatches.
+"""
 
 _SEEN = """
 ## Has the tuned model seen the images to choose by?
@@ -47,93 +71,214 @@ The old base was fine-tuned at one rate *without* the validation images and *wit
 images chose, *lost* how far its test accuracy is behind the best of the contenders on test images.
 """
 
+Record = dict[str, Any]
+
+
+class Records:
+    """What was recorded, by pair and situation."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.runs: dict[tuple[str, str], list[Record]] = {}
+        for each in records:
+            self.runs.setdefault((each["pair"], each["situation"]), []).append(each)
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        return key in self.runs
+
+    def all(self, pair: str, situation: str = "labels") -> list[Record]:
+        """The runs of all seeds."""
+        return self.runs.get((pair, situation), [])
+
+    def mean(self, pair: str, what: str, situation: str = "labels", field: str = "test") -> float | None:
+        """Of a situation, or of a contender of a situation."""
+        if what in ("tuned", "drift") and field == "test" and situation == "labels":
+            return _mean(each[what] for each in self.all(pair))
+        if (pair, what) in self.runs and situation == "labels":
+            return _mean(each.get(field) for each in self.all(pair, what))
+        if what == "result":
+            return _mean(each[field] for each in self.all(pair, situation))
+        return _mean(each["contenders"].get(what, {}).get(field) for each in self.all(pair, situation))
+
+    def related(self) -> list[str]:
+        """Pairs of one lineage, from near to far."""
+        names = [name for name, pair in PAIRS.items() if not isinstance(pair.new, str) or pair.sibling]
+        return sorted((name for name in names if (name, "labels") in self), key=lambda name: self.mean(name, "drift"))
+
+    def apart(self) -> list[str]:
+        """Pairs of independent bases."""
+        names = [name for name, pair in PAIRS.items() if isinstance(pair.new, str) and not pair.sibling]
+        return [name for name in names if (name, "labels") in self]
+
+
+def read_records() -> Records:
+    """All that were committed."""
+    return Records(json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json")))
+
 
 def write_tables() -> str:
     """The page, from the records."""
-    records = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in records:
-        found.setdefault((each["pair"], each["situation"]), []).append(each)
-    related = [name for name, pair in PAIRS.items() if not isinstance(pair.new, str) and (name, "labels") in found]
-    apart = [name for name, pair in PAIRS.items() if isinstance(pair.new, str) and (name, "labels") in found]
-    page = _TOP + _LINEAGE + "\n"
-    columns = ("naive", "head", "plain-20", "plain-60", "plus-25", "teacher")
-    page += _row("pair", "d/τ", "n", "tuned", "**auto**", "of tuned", "winner", "matched", *columns) + _rule(
-        8 + len(columns)
-    )
-    for name in sorted(related, key=lambda name: _mean(found[name, "labels"], "drift")):
-        runs = found[name, "labels"]
-        page += _row(*_first(name, runs), *_others(name, found, columns))
-    page += _APART + "\n"
-    columns = (
-        "naive",
-        "head",
-        "fgmt",
-        "fgmt-sign",
-        "teacher-plus-50",
-        "distil-50",
-        "plain-100",
-        "few",
-        "few-labels",
-        "few-teacher",
-    )
-    page += _row("pair", "d/τ", "n", "tuned", "**auto**", "of tuned", "winner", "matched", *columns) + _rule(
-        8 + len(columns)
-    )
-    for name in apart:
-        page += _row(*_first(name, found[name, "labels"]), *_others(name, found, columns))
+    found = read_records()
+    page = _TOP + _LINEAGE
+    near = [name for name in found.related() if not name.startswith("drift")]
+    page += _compare(found, near, ("naive", "head", "plain-20", "plain-60", "plus-25", "teacher"))
+    if drifts := [name for name in DRIFTS if list_drift(found, name)]:
+        page += _DRIFT
+        for network in dict.fromkeys(_network(name) for name in drifts):
+            page += f"\n![accuracy over drift, {network}](images/drift-{network}.png)\n"
+        rows = [name for name in found.related() if name.startswith("drift")]
+        page += _compare(found, rows, ("naive", "naive-head", "head", "plain-20", "plain-60"))
+    page += _APART
+    columns = ("naive", "head", "fgmt", "fgmt-sign", "teacher-plus-50", "distil-50", "plain-100")
+    page += _compare(found, found.apart(), (*columns, "few", "few-labels", "few-teacher"))
+    page += _write_robust(found) + _write_flips(found)
     seen = [name for name in PAIRS if (name, "seen") in found and (name, "unseen") in found]
-    if seen:
-        page += _SEEN + "\n"
-        halves = ("tuned", "auto", "chosen", "lost")
-        page += _row("pair", "n", *(f"{each}, {how}" for how in ("without", "with") for each in halves)) + _rule(10)
-    for name in seen:
-        page += _row(name, str(len(found[name, "seen"])), *_lost(found[name, "unseen"]), *_lost(found[name, "seen"]))
-    return page
+    halves = [f"{each}, {how}" for how in ("without", "with") for each in ("tuned", "auto", "chosen", "lost")]
+    rows = [
+        [name, str(len(found.all(name, "seen"))), *_lost(found.all(name, "unseen")), *_lost(found.all(name, "seen"))]
+        for name in seen
+    ]
+    return page + (_SEEN + _table(["pair", "n", *halves], rows) if rows else "")
 
 
-def _lost(runs: list[dict[str, Any]]) -> tuple[str, ...]:
+def _compare(found: Records, names: Sequence[str], columns: Sequence[str]) -> str:
+    rows = []
+    for name in names:
+        runs = found.all(name)
+        kept = mean(each["test"] / each["tuned"] for each in runs)
+        winners = ", ".join(sorted({each["winner"] for each in runs}))
+        matched = {each["matched"] for each in runs}
+        first = [name, f"{found.mean(name, 'drift'):.2f}", str(len(runs)), _percent(found.mean(name, "tuned"))]
+        first += [f"**{_percent(found.mean(name, 'result'))}**", f"{kept:.0%}", winners]
+        first.append("some" if len(matched) > 1 else "yes" if matched.pop() else "no")
+        rows.append([*first, *(_percent(found.mean(name, column)) for column in columns)])
+    return _table(["pair", "d/τ", "n", "tuned", "**auto**", "of tuned", "winner", "matched", *columns], rows)
+
+
+def _write_robust(found: Records) -> str:
+    columns = {
+        "tuned": ("robust", "tuned"),
+        "port": ("robust", "result"),
+        "port, fitted on noisy images": ("robust-fit", "result"),
+        "port + 25 steps": ("robust-plus-25", "finetuned"),
+        "new base, head": ("robust", "head"),
+        "plain, same price": ("robust", "plain"),
+        "tuned, head fitted on noisy images": ("robust-fit", "tuned-head"),
+    }
+    rows = []
+    for name in (name for name in PAIRS if (name, "robust") in found):
+        row = [name, str(len(found.all(name, "robust")))]
+        for situation, who in columns.values():
+            winner = {each["winner"] for each in found.all(name, situation)} if who == "result" else {who}
+            both = [
+                _mean(
+                    each["contenders"].get(each["winner"] if who == "result" else who, {}).get(field)
+                    for each in found.all(name, situation)
+                )
+                for field in ("test", "also")
+            ]
+            row.append(" / ".join(map(_percent, both)) if winner else "–")
+        rival = [found.mean(name, "rival-50", field=field) for field in ("test", "also")]
+        rows.append([*row, " / ".join(map(_percent, rival))])
+    return _ROBUST + _table(["pair", "n", *columns, "tuned, 50 noisy steps"], rows) if rows else ""
+
+
+def _write_flips(found: Records) -> str:
+    rows = []
+    for name in (*found.related(), *found.apart()):
+        cells = []
+        for situation in ("labels", "head", "plain-60"):
+            runs = [each for each in found.all(name, situation) if "flips" in each]
+            if not runs:
+                cells += ["–", "–"]
+                continue
+            lost, gained = (mean(each["flips"][side] for each in runs) for side in (0, 1))
+            cells += [f"{lost:.0f} / {gained:.0f}", f"{mean(each['price'] for each in runs):.0f}"]
+        if any(cell != "–" for cell in cells[:2]) and cells[4] != "–":
+            rows.append([name, *cells])
+    if not rows:
+        return ""
+    titles = [f"{who}, {what}" for who in ("auto", "head", "plain-60") for what in ("−/+", "price")]
+    return _PRICE + _table(["pair", *titles], rows)
+
+
+def _lost(runs: list[Record]) -> list[str]:
     """What was chosen, and how far it is behind the best of the contenders on test images."""
     behind = mean(max(one["test"] for one in each["contenders"].values()) - each["test"] for each in runs)
     winners = ", ".join(sorted({each["winner"] for each in runs}))
-    return _percent(runs, "tuned"), _percent(runs, "test"), winners, f"{100 * behind:.1f}"
+    figures = [_percent(mean(each[key] for each in runs)) for key in ("tuned", "test")]
+    return [*figures, winners, f"{100 * behind:.1f}"]
 
 
-def _first(name: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:
-    kept = mean(each["test"] / each["tuned"] for each in runs)
-    winners = ", ".join(sorted({each["winner"] for each in runs}))
-    matched = (
-        "yes" if all(each["matched"] for each in runs) else "some" if any(each["matched"] for each in runs) else "no"
-    )
-    figures = (f"{_mean(runs, 'drift'):.2f}", str(len(runs)), _percent(runs, "tuned"), f"**{_percent(runs, 'test')}**")
-    return (name, *figures, f"{kept:.0%}", winners, matched)
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return mean(known) if known else None
 
 
-def _others(name: str, found: Mapping[tuple[str, str], list[dict[str, Any]]], columns: tuple[str, ...]) -> list[str]:
-    cells = []
-    for column in columns:
-        runs = found.get((name, column), [])
-        if column == "head":
-            made = [
-                each["contenders"]["head"]["test"] for each in found[name, "labels"] if "head" in each["contenders"]
-            ]
-            cells.append(f"{100 * mean(made):.1f}" if made else "–")
-        else:
-            cells.append(_percent(runs, "test") if runs else "–")
-    return cells
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
 
 
-def _mean(runs: list[dict[str, Any]], key: str) -> float:
-    return mean(each[key] for each in runs)
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _percent(runs: list[dict[str, Any]], key: str) -> str:
-    return f"{100 * _mean(runs, key):.1f}"
+# ---- pictures
+
+LINES = {
+    "tuned": ("tuned model (old base)", "#475569", ":"),
+    "result": ("port (auto)", "#0f766e", "-"),
+    "naive-head": ("naive + head", "#14b8a6", "--"),
+    "naive": ("naive", "#94a3b8", "--"),
+    "head": ("new base, closed-form head", "#d97706", "-"),
+    "plain-60": ("plain, 60 minibatches", "#7c3aed", "-"),
+    "plain-20": ("plain, 20 minibatches", "#c4b5fd", "-"),
+}
+"""Label, colour and style of each line."""
 
 
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |\n"
+def _network(name: str) -> str:
+    return name.removeprefix("drift-").removesuffix("-noisy")
 
 
-def _rule(count: int) -> str:
-    return f"|{'---|' * count}\n"
+def list_drift(found: Records, name: str) -> list[str]:
+    """The pairs of a training that were measured."""
+    return [key for key in DRIFTS[name].pairs(name) if (key, "labels") in found]
+
+
+def draw_drifts(folder: Path) -> None:
+    """One picture for each network: accuracy over d/τ, the independent pair at the right end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = read_records()
+    for network in dict.fromkeys(map(_network, DRIFTS)):
+        drifts = {name: drift for name, drift in DRIFTS.items() if _network(name) == network}
+        pairs = [key for name in drifts for key in list_drift(found, name)]
+        pairs += [key for key in (f"{network}-near", f"{network}-far", f"{network}-clean", f"{network}-robust")
+                  if (key, "labels") in found]  # fmt: skip
+        if not any(key.startswith("drift") for key in pairs):
+            continue
+        pairs.sort(key=lambda key: found.mean(key, "drift"))
+        right = next(iter(drifts.values())).independent
+        figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+        end = 2.2 * found.mean(pairs[-1], "drift")
+        for what, (label, colour, style) in LINES.items():
+            points = [(found.mean(key, "drift"), found.mean(key, what)) for key in pairs]
+            points = [(x, 100 * y) for x, y in points if y is not None]
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=label, marker="o", markersize=3.5)
+            if (last := found.mean(right, what)) is not None:
+                axes.plot([points[-1][0], end], [points[-1][1], 100 * last], ":", color=colour, alpha=0.6)
+                axes.plot([end], [100 * last], "s", color=colour, markersize=4.5)
+        axes.axvline(0.7, color="#94a3b8", linewidth=0.8)
+        axes.set_xscale("log")
+        ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if tick < end / 1.3]
+        axes.set_xticks([*ticks, end], [*map(str, ticks), "independent"])
+        axes.minorticks_off()
+        axes.set(xlabel="distance of the bases, in lengths of the fine-tuning (d/τ)", ylabel="test accuracy, %")
+        axes.grid(alpha=0.25)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+        figure.savefig(folder / f"drift-{network}.png", dpi=110, metadata={"Software": None})
+        plt.close(figure)

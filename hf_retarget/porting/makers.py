@@ -43,6 +43,7 @@ _PILOT = 3  # a fine-tuning chooses its start, rate and targets on this part of 
 _RATES = (1 / 3, 3.0)  # learning rates that are tried, too, as factors of the recipe's
 _POINTS = 5  # of a validation curve, and checkpoints, if the recipe does not say how many
 
+Rank = tuple[float, float]
 Curve = tuple[tuple[float, float], ...]  # training images behind the gradients so far, accuracy on validation
 
 
@@ -69,7 +70,7 @@ class Made:
     """What its head was fitted to."""
 
     @property
-    def rank(self) -> tuple[float, float]:
+    def rank(self) -> Rank:
         """What the winner is chosen by: accuracy on validation, then the lower loss."""
         return _rank(self.validation)
 
@@ -347,7 +348,7 @@ def _naming_step(step: int, tracks: Mapping[str, Track]) -> Iterator[None]:
         ) from error
 
 
-def _rank(figures: StepFigures | Score) -> tuple[float, float]:
+def _rank(figures: StepFigures | Score) -> Rank:
     loss = figures.loss
     return figures.top1, -loss if loss is not None and math.isfinite(loss) else -math.inf
 
@@ -436,7 +437,7 @@ def _train(contest: Contest, contender: Contender, ways: Sequence[_Way], options
     return replace(made, curve=curve, detail=f"{steps:,} minibatches, {way.detail}")
 
 
-def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple[_Way, tuple[float, float]]:
+def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple[_Way, Rank]:
     """The best of several ways to fine-tune; the first, if there is too little to try them on."""
     best, highest = ways[0], (-math.inf, -math.inf)
     if options.steps < _PILOT:
@@ -452,7 +453,7 @@ def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple
 
 
 def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
-    """Fine-tune in one way; BatchNorm is re-estimated before each score, and the best of the scored steps counts.
+    """Fine-tune in one way; the best of the scored steps counts: the start as it is, others with BatchNorm re-estimated.
 
     Only validation images can tell: training images are what it learns by heart.
     """
@@ -470,7 +471,8 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
 
     def score(model: nn.Module, step: int) -> float:
         nonlocal best, weights
-        scorer.reset_batchnorm()
+        if step:
+            scorer.reset_batchnorm()
         found = scorer.score(data.validation)
         if _rank(found) > best:
             best, weights = _rank(found), scorer.weights()
@@ -485,9 +487,7 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
     return Made(weights, scorer.score(data.validation), options.steps, curve=history.scores)
 
 
-def _read_best(
-    store: Path | None, checkpoint: Path | None, start: Tensors
-) -> tuple[tuple[float, float], dict[str, Tensor]]:
+def _read_best(store: Path | None, checkpoint: Path | None, start: Tensors) -> tuple[Rank, dict[str, Tensor]]:
     """The best weights so far of a fine-tuning that was killed; without them, it begins again."""
     try:
         if store is None or not store.exists():

@@ -442,3 +442,18 @@ def test_the_default_method_is_auto_and_the_table_shows_prices():
     shown = CliRunner().invoke(main, ["port", "--help"]).output
     for option in ("--targets", "--alpha", "--update", "--also-data", "--data-validation-split"):
         assert option in shown
+
+
+def test_fine_tuning_that_only_harms_leaves_the_port_as_it_was(colours):
+    """Also where the new base's own statistics of BatchNorm are better than new ones, here from two images."""
+    old, new = make_net(0, norm=True), make_net(1, norm=True)
+    few = make_recipe(method="head", batch_size=2, bn_batches=1, finetune__batch_size=16)
+    result = rt.port(
+        old, shake(old, 0.1), new, colours, recipe=few.override(**{"finetune.steps": 4, "finetune.lr": 50})
+    )
+    head, after = (result.document.find(name) for name in ("head", "finetuned"))
+    assert head.detail == "fitted to labels", "with its own statistics"
+    assert (after.validation, after.test.top1) == (head.validation, head.test.top1)
+    alone = rt.port(old, shake(old, 0.1), new, colours, recipe=few)
+    for name, weight in alone.weights.items():
+        assert torch.equal(weight, result.weights[name]), name
