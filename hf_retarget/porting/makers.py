@@ -453,7 +453,7 @@ def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple
 
 
 def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
-    """Fine-tune in one way; the best of the scored steps counts: the start as it is, others with BatchNorm re-estimated.
+    """Fine-tune in one way; the best scored step counts: the start as it is, others with BatchNorm re-estimated.
 
     Only validation images can tell: training images are what it learns by heart.
     """
