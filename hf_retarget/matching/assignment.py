@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import subprocess
+import sys
+import threading
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +127,86 @@ def assign_nested(outer: Gains, inners: list[Gains]) -> tuple[Index, list[Index]
             scores[a, b] += gain
     order, total = assign(scores)
     return order, [index[np.arange(blocks), order] for index in best], total
+
+
+# ---- several at a time
+
+Solution = tuple[Index, float]
+
+
+class Solvers:
+    """Processes that solve large assignments side by side: in threads, only one auction at a time could bid.
+
+    They are started when they are first needed, read matrices and write permutations, and end with this process.
+    """
+
+    smallest = 512
+    """Smaller assignments take less time than handing them on."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    @cached_property
+    def count(self) -> int:
+        """As many as torch computes with; one needs no other process."""
+        import torch
+
+        return torch.get_num_threads() if sys.executable else 1
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.count, "assignment")
+
+    def assign(self, gains: Gains) -> Callable[[], Solution]:
+        """Begin to solve; the function that is returned waits for the permutation and its gain."""
+        if self.count < 2 or len(gains) < self.smallest:
+            return lambda: assign(gains)
+        return self._threads.submit(self._ask, np.ascontiguousarray(gains, np.float64)).result
+
+    def _ask(self, gains: Gains) -> Solution:
+        try:
+            process = self._process()
+            if process.stdin is None or process.stdout is None:
+                raise EOFError
+            process.stdin.write(len(gains).to_bytes(8, "little"))
+            process.stdin.write(gains.data)
+            process.stdin.flush()
+            found = np.frombuffer(_read(process.stdout, 8 * len(gains) + 8), np.float64)
+        except (OSError, EOFError):  # it could not be started, or was killed
+            return assign(gains)
+        return found[1:].astype(np.int64), float(found[0])
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+        if process is None or process.poll() is not None:
+            alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            command, pipe = [sys.executable, "-m", "hf_retarget.matching.assignment"], subprocess.PIPE
+            process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=alone, start_new_session=True
+            )  # in a session of its own: Ctrl-C is for the main process, whose end closes the pipe
+            atexit.register(process.kill)
+            self._own.process = process
+        return process
+
+
+SOLVERS = Solvers()
+
+
+def _serve(asked: IO[bytes], answers: IO[bytes]) -> None:
+    """Solve what is asked for, until nobody asks any more."""
+    while size := asked.read(8):
+        length = int.from_bytes(size, "little")
+        index, best = assign(np.frombuffer(_read(asked, 8 * length**2), np.float64).reshape(length, length))
+        answers.write(np.array([best, *index], np.float64).tobytes())
+        answers.flush()
+
+
+def _read(source: IO[bytes], size: int) -> bytes:
+    found = source.read(size)
+    if len(found) < size:
+        raise EOFError
+    return found
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin.buffer, sys.stdout.buffer)

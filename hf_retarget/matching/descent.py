@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from hf_retarget.graph.permutation import Permutation, gather
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph
-from hf_retarget.matching.assignment import assign, assign_nested, assign_rows
+from hf_retarget.matching.assignment import SOLVERS, assign_nested, assign_rows
 from hf_retarget.matching.objective import Piece, Stacks
 
 _ROOM = 1 << 30
@@ -25,6 +27,9 @@ _ROOM = 1 << 30
 
 Moves = dict[str, Tensor]
 """Permutations relative to the current one, of some groups."""
+
+Solved = tuple[Moves, float]
+"""Moves, and what they gain."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,8 @@ class _Descent:
             for name in piece.groups:
                 self.touching[name].append(number)
         self.due = set(range(len(self.units)))
+        pieces = [{n for name in unit.names for n in self.touching[name]} for unit in self.units]
+        self.near = [{i for i, theirs in enumerate(pieces) if ours & theirs} for ours in pieces]
 
     def run(self, max_sweeps: int, tolerance: float) -> Match:
         """Sweep until nothing is due, or too little is gained."""
@@ -95,14 +102,13 @@ class _Descent:
         while not sweeps or (due and len(sweeps) < max_sweeps):
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
             before, moved = objective, 0
-            for number in order:
+            for number, moves in self._solve_all(order, scale):
                 due.discard(number)
-                moves, gain = self._solve(self.units[number], scale)
                 if moves:
                     moved += 1
-                    objective += gain
                     settled = not any(self._twice(name) for name in moves)  # a quadratic step may be repeated
                     due |= self._apply(moves) - ({number} if settled else set())
+            objective = self.source.objective()
             sweeps.append(Sweep(objective, len(order), moved))
             if objective - before <= tolerance * scale:
                 break
@@ -128,7 +134,7 @@ class _Descent:
             waiting.remove(unit)
             if some := heard(unit):
                 self.touching = {name: [n for n in numbers if n in some] for name, numbers in touching.items()}
-                moves, _ = self._solve(unit, scale=0.0)
+                moves = self._solve(unit)
                 self.touching = touching
                 number = self.units.index(unit)
                 if some == {n for name in unit.names for n in touching[name]} and not any(map(self._twice, unit.names)):
@@ -147,29 +153,59 @@ class _Descent:
             listed = ", ".join(dead[:3]) + (f" and {len(dead) - 3} more" if len(dead) > 3 else "")
             warnings.warn(f"nothing to match in {listed}: all zero or absent; the identity is kept", stacklevel=4)
 
-    def _solve(self, unit: Unit, scale: float) -> tuple[Moves, float]:
+    def _solve_all(self, order: list[int], scale: float) -> Iterator[tuple[int, Moves]]:
+        """Solve units in an order, and hand out the moves of each, to be applied at once.
+
+        Large assignments are solved side by side, each as soon as no unit before it shares a piece with it. What comes
+        out is what one after the other would give.
+        """
+        waiting, flying = list(order), deque[tuple[int, Callable[[], Solved]]]()
+        while waiting or flying:
+            blocked = {near for number, _ in flying for near in self.near[number]}
+            for number in list(waiting):
+                if len(flying) > SOLVERS.count:
+                    break
+                if number not in blocked:
+                    waiting.remove(number)
+                    flying.append((number, self._begin(self.units[number])))
+                blocked |= self.near[number]
+            number, wait = flying.popleft()
+            yield number, self._judge(*wait(), scale)
+
+    def _solve(self, unit: Unit) -> Moves:
+        return self._judge(*self._begin(unit)(), scale=0.0)
+
+    def _begin(self, unit: Unit) -> Callable[[], Solved]:
         if unit.inners:
-            moves, gain = self._solve_nested(unit)
-        else:
-            moves, gain = self._solve_one(unit.group)
+            solved = self._solve_nested(unit)
+            return lambda: solved
+        return self._solve_one(unit.group)
+
+    def _judge(self, moves: Moves, gain: float, scale: float) -> Moves:
         moves = {name: index for name, index in moves.items() if not _is_identity(index)}
         if moves and any(self._twice(name) for name in moves):
             # A group that a tensor has twice makes the step quadratic: its gain was only a linear guess.
             numbers = sorted({number for name in moves for number in self.touching[name]})
             gain = sum(self.source.try_out(number, moves) for number in numbers)
-        return (moves, gain) if gain > 1e-9 * scale else ({}, 0.0)  # less could be rounding
+        return moves if gain > 1e-9 * scale else {}  # less could be rounding
 
-    def _solve_one(self, group: Group) -> tuple[Moves, float]:
+    def _solve_one(self, group: Group) -> Callable[[], Solved]:
         gains = np.zeros((*group.blocks, group.size, group.size), np.float64)
         for number in self.touching[group.name]:
             piece = self.pieces[number]
             for position in piece.positions(group.name):
                 outer = piece.factors[position].outer
                 gains += self.source.gains(number, outer, (position,)).reshape(gains.shape)
-        index, best = assign(gains) if not group.blocks else assign_rows(gains)
-        return {group.name: torch.from_numpy(index)}, best - _stay(gains)
+        stay = _stay(gains)
+        wait = SOLVERS.assign(gains) if not group.blocks else lambda: assign_rows(gains)
 
-    def _solve_nested(self, unit: Unit) -> tuple[Moves, float]:
+        def finish() -> Solved:
+            index, best = wait()
+            return {group.name: torch.from_numpy(index)}, best - stay
+
+        return finish
+
+    def _solve_nested(self, unit: Unit) -> Solved:
         blocks = unit.group.size
         outer = np.zeros((blocks, blocks))
         inners = {inner.name: np.zeros((blocks, blocks, inner.size, inner.size)) for inner in unit.inners}
@@ -267,7 +303,12 @@ class MovedSource:
         moved = {name: index for name, index in start.indices.items() if not _is_identity(index)}
         self.source = [gather(piece.source, piece.factors, moved) for piece in self.pieces]
         self._known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in self.pieces]
-        self._room = _ROOM
+        room, self._keeps = _ROOM, set[int]()  # the same ones in whatever order they are asked for
+        for number, piece in enumerate(self.pieces):
+            sizes = [math.prod(piece.target.shape[i] for i in (at, *f.outer)) for at, f in enumerate(piece.factors)]
+            if (size := 4 * sum(each**2 for each in sizes)) <= room:
+                self._keeps.add(number)
+                room -= size
 
     def objective(self) -> float:
         """⟨target, π source⟩ as it is now."""
@@ -284,8 +325,7 @@ class MovedSource:
         if known is None:
             piece = self.pieces[number]
             known = self._product(piece, piece.target, self.source[number], batch, axes)
-            if self._room >= known.nbytes:
-                self._room -= known.nbytes
+            if number in self._keeps:
                 self._known[number][axes] = known
         return known
 
@@ -327,7 +367,6 @@ class MovedSource:
             elif changes is not None and moved[0] not in (*axes, *outer):
                 gains += self._product(piece, *changes, outer, axes)
             else:
-                self._room += gains.nbytes
                 del self._known[number][axes]
 
     def _exchange(self, number: int, axis: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
