@@ -58,10 +58,15 @@ def draw_classes(document: PortDocument) -> Chart | None:
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-0.03, 1.03)
     drawing.label(f"test {document.measure} on the class", percents="x")
-    better = sum((mine or 0) > (other or 0) for _, mine, other in rows) if them else 0
+    alt = f"Test {document.measure} on {len(shown)} of {len(rows)} classes"
+    if not them:
+        return drawing.finish(f"{alt}.", "There is nothing to compare with.")
+    up, down = (sum(sign * ((mine or 0) - (other or 0)) > 0 for _, mine, other in rows) for sign in (1, -1))
+    what = "port and fine-tuning" if document.result.role == "after" else "the port"
+    few = "" if len(rows) <= _MANY else " Shown are the 15 with the largest lead and the 15 with the largest lag."
     return drawing.finish(
-        f"Test {document.measure} on {len(shown)} of {len(rows)} classes"
-        + (f"; {us.label} is above {them.label} on {better} of them." if them else ".")
+        f"{alt}; {us.label} is above {them.label} on {up} of them.",
+        f"On {up} of {len(rows)} classes {what} is above {them.short}, on {down} below.{few}",
     )
 
 
