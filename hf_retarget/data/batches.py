@@ -238,12 +238,14 @@ class _Loader(Dataset[_Loaded]):
         start = number * self.batch_size
         stop = start + self.batch_size if self.seed is not None else min(start + self.batch_size, len(self.split))
         pixels, chosen, broken = [], [], dict[int, str]()
-        with _restored_generators():
+        with _restored_generators():  # from which timm's transforms draw
             for position in range(start, stop):
                 drawn = self._draw(position, broken)
                 if drawn is not None:
                     if self.augment:
-                        _seed_generators(derive_seed(self.seed, "sample", position))
+                        own = derive_seed(self.seed, "sample", position)
+                        random.seed(own)
+                        torch.default_generator.manual_seed(own)  # torch.manual_seed would also seed all devices
                     chosen.append(drawn[0])
                     pixels.append(self._shape(drawn[1]))
                 elif self.seed is not None:
@@ -298,15 +300,9 @@ def derive_seed(*parts: object) -> int:
 
 @contextmanager
 def _restored_generators() -> Iterator[None]:
-    """Restore the global generators, from which timm's transforms draw."""
     state = random.getstate()
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
             random.setstate(state)
-
-
-def _seed_generators(seed: int) -> None:
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed those of all devices

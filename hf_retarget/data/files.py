@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,9 @@ def open_image_folder(folder: Path) -> Source:
         images[place] = [path for path in found if _is_image(path)]
         others += [path for path in found if not _is_image(path)]
     if not any(images.values()):
-        rows = {place.name: _open_flat(place) for place in flat}
-        if any(len(each) for each in rows.values()):
-            opened = {name: partial(lambda rows: rows, each) for name, each in rows.items()}
-            return Source(folder.name, opened if flat != [folder] else {"train": opened[folder.name]})
+        rows = {"train" if place == folder else place.name: _list_flat(place) for place in flat}
+        if any(each.paths for each in rows.values()):
+            return Source(folder.name, {name: partial(lambda rows: rows, each) for name, each in rows.items()})
         raise DataError(f"there are no images in '{folder}'; put them there as 'train/cat/1.jpg' or 'cat/1.jpg'")
     notes: tuple[str, ...] = ()
     if others:
@@ -60,11 +59,14 @@ def open_image_folder(folder: Path) -> Source:
         notes = (f"left out {plural(len(others), 'file')} in other formats than images (first: {first})",)
     labels = {place: [path.relative_to(place).parts[0] for path in paths] for place, paths in images.items()}
     names = tuple(sorted({label for each in labels.values() for label in each}))
-    splits_of = {place.name: partial(FileRows, place, images[place], labels[place], names) for place in images}
-    return Source(folder.name, splits_of if splits else {"train": splits_of[folder.name]}, notes=notes)
+    opened = {
+        place.name if splits else "train": partial(FileRows, place, images[place], labels[place], names)
+        for place in images
+    }
+    return Source(folder.name, opened, notes=notes)
 
 
-def _open_flat(folder: Path) -> FileRows:
+def _list_flat(folder: Path) -> FileRows:
     """The images that lie in a folder itself, without labels."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and _is_image(path))
     first = paths[0].name if paths else ""
@@ -103,14 +105,9 @@ def _files_of_classes(folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.casefold() in _suffixes()
-
-
-@cache
-def _suffixes() -> frozenset[str]:
     from PIL import Image
 
-    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
+    return Image.registered_extensions().get(path.suffix.casefold()) in FORMATS
 
 
 # ---- parquet, arrow and saved datasets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,7 @@ class Preprocess:
                 raise DataError(
                     f"{self.sentence}: they cannot be augmented; leave out augment, or do it in preprocess="
                 )
-            return _checked(self.transform)
+            return partial(_make_tensor, self.transform)
         from timm.data.transforms_factory import create_transform
 
         channels, height, width = self.input_size
@@ -239,14 +240,11 @@ def as_tensor(item: Any) -> Tensor:
     return as_tensor(found)
 
 
-def _checked(transform: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    def make(item: Any) -> Tensor:
-        found = transform(item)
-        if not isinstance(found, Tensor) or not found.ndim:
-            raise DataError(f"{_name(transform)} must make a tensor of an image, not a {type(found).__name__}")
-        return found.float()
-
-    return make
+def _make_tensor(transform: Callable[[Any], Tensor], item: Any) -> Tensor:
+    found = transform(item)
+    if not isinstance(found, Tensor) or not found.ndim:
+        raise DataError(f"{_name(transform)} must make a tensor of an image, not a {type(found).__name__}")
+    return found.float()
 
 
 def _name(transform: Callable[[Any], Tensor]) -> str:

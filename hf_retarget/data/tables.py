@@ -7,7 +7,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,12 +196,20 @@ def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str
     """
     import datasets
 
-    image = _pick("image", options.image_column, features, datasets.Image, _could_be_images)
-    if options.label_column is None and not any(
-        isinstance(each, datasets.ClassLabel) or _could_be_labels(each) for each in features.values()
-    ):
+    def could_be_images(feature: Any) -> bool:  # encoded, without declaring it: bytes, or bytes and a path
+        if isinstance(feature, dict):
+            return set(feature) == {"bytes", "path"}
+        return getattr(feature, "dtype", None) in ("binary", "large_binary")
+
+    def could_be_labels(feature: Any) -> bool:
+        kinds = ("int", "uint", "float", "bool", "string", "large_string")
+        return isinstance(feature, datasets.Value) and feature.dtype.startswith(kinds)
+
+    image = _pick("image", options.image_column, features, datasets.Image, could_be_images)
+    declared = any(isinstance(each, datasets.ClassLabel) for each in features.values())
+    if options.label_column is None and not declared and not any(map(could_be_labels, features.values())):
         return image, None
-    return image, _pick("label", options.label_column, features, datasets.ClassLabel, _could_be_labels)
+    return image, _pick("label", options.label_column, features, datasets.ClassLabel, could_be_labels)
 
 
 def label_names(feature: Any) -> Names | None:
@@ -233,20 +241,6 @@ def _pick(
             f"choose one with '{kind}_column' (--data-{kind}-column)"
         )
     return usual[0]
-
-
-def _could_be_images(feature: Any) -> bool:
-    """Whether a column may hold encoded images without declaring it: bytes, or bytes and a path."""
-    if isinstance(feature, dict):
-        return set(feature) == {"bytes", "path"}
-    return getattr(feature, "dtype", None) in ("binary", "large_binary")
-
-
-def _could_be_labels(feature: Any) -> bool:
-    import datasets
-
-    kinds = ("int", "uint", "float", "bool", "string", "large_string")
-    return isinstance(feature, datasets.Value) and feature.dtype.startswith(kinds)
 
 
 # ---- datasets of Python
@@ -284,12 +278,14 @@ class ItemRows(Rows):
     @classmethod
     def of(cls, items: Any, names: Sequence[str] | None) -> ItemRows:
         """Check the first item, and find the labels of all."""
+        from PIL import Image
+
         if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
             raise DataError(f"a {type(items).__name__} has no length or no items by number; give a map-style dataset")
         if not len(items):
             raise DataError(f"the {type(items).__name__} is empty")
         missing = f"the items of a {type(items).__name__} are not pairs (image, label)"
-        if _is_image(first := items[0]):
+        if isinstance(first := items[0], (Image.Image, np.ndarray, torch.Tensor)):
             return cls(items, [0] * len(items), None, missing)
         try:
             _, _ = first
@@ -318,12 +314,6 @@ class ItemRows(Rows):
         return self.dataset[row] if self.unlabelled else self.dataset[row][0]
 
 
-def _is_image(item: Any) -> bool:
-    from PIL import Image
-
-    return isinstance(item, (Image.Image, np.ndarray, torch.Tensor))
-
-
 def _targets(items: Any) -> list[Any]:
     """The labels from `targets`, if possible: reading an item decodes its image."""
     if hasattr(items, "dataset") and hasattr(items, "indices"):
@@ -344,20 +334,13 @@ def open_image(content: bytes) -> Image:
 
     if len(content) > MAX_IMAGE_BYTES:
         raise ValueError(f"it has {len(content):,} bytes, and at most {MAX_IMAGE_BYTES:,} are read")
+    Image.init()  # registers the less common formats
     try:
-        with Image.open(io.BytesIO(content), formats=_formats()) as image:
+        with Image.open(io.BytesIO(content), formats=[each for each in FORMATS if each in Image.OPEN]) as image:
             ImageOps.exif_transpose(image, in_place=True)  # loads it, too
             return image
     except UnidentifiedImageError:
         raise ValueError("it is not an image that can be read") from None
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    from PIL import Image
-
-    Image.init()  # registers the less common formats
-    return tuple(each for each in FORMATS if each in Image.OPEN)
 
 
 def as_image(value: Any) -> Image:
