@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 
 from hf_retarget.errors import RuleError, TraceError
 from hf_retarget.graph.axes import (
-    Atom,
     Misaligned,
     Pin,
     Product,
     Shape,
+    axis_of,
     family,
     flat,
     leaves,
@@ -67,11 +67,13 @@ class Call:
         return self.arguments.get(name, default)
 
     def shape(self, value: Any) -> Shape:
-        """The axes of an argument, given by name or as a value.
+        """The axes of an argument, given by name, as a value, or as its axes already.
 
         A constant pins the axes along which it varies; the others are fresh.
         """
         value = self.arguments[value] if isinstance(value, str) else value
+        if isinstance(value, tuple):
+            return value
         if not isinstance(value, Value):
             raise RuleError(f"{self.where}: expected a tensor, found {value!r}")
         if value.constant is None:
@@ -107,11 +109,11 @@ class Call:
 
     def fresh(self, size: int) -> Product:
         """A new axis about which nothing is known: it is free."""
-        return () if size == 1 else (Atom(size),)
+        return axis_of(size)
 
     def pinned(self, size: int, reason: str = "spatial") -> Product:
         """A new pinned axis."""
-        return () if size == 1 else (Atom(size, Pin(reason, self.where)),)
+        return axis_of(size, Pin(reason, self.where))
 
     def pin(self, axis: Product, reason: str = "spatial") -> None:
         """Pin an axis."""
@@ -187,27 +189,25 @@ class Call:
                 result.append((axis,))
             elif any(leaf.pin is not None for each in axes for leaf in leaves(each)):
                 result.append(self.unify(*axes))
+            elif all(flat(each) == flat(axes[0]) for each in axes):
+                result.append(tuple(flat(axes[0])))
             else:
-                result.append(self._family(axis, axes))
+                result.append((family(axis, axes),))
         return tuple(result)
-
-    def _family(self, outer: Atom, axes: Sequence[Product]) -> Product:
-        first = flat(axes[0])
-        if all(flat(axis) == first for axis in axes):
-            return tuple(first)
-        return (family(outer, axes),)
 
     # ------------------------------------------------------------------ signatures
 
     def relate(self, signature: str, operands: Sequence[Any] | None = None, **sizes: int) -> Result:
         """Apply a signature to the tensor arguments (or to `operands`, where None means absent)."""
         parsed = parse(signature)
-        shapes = self._operands(parsed.inputs, operands)
+        if operands is None:
+            schema = self.node.target._schema.arguments  # type: ignore[union-attr]
+            operands = [self.get(argument.name) for argument in schema if "Tensor" in str(argument.type)]
         names: dict[str, Product] = {}
         batch: list[Shape] = []
-        for pattern, shape in zip(parsed.inputs, shapes, strict=False):
-            if shape is not None:
-                self._bind(pattern, shape, names, batch, sizes)
+        for pattern, operand in zip(parsed.inputs, operands, strict=False):
+            if operand is not None:
+                self._bind(pattern, self.shape(operand), names, batch, sizes)
         for name, size in sizes.items():
             names.setdefault(name, self.pinned(size) if pinned(name) else self.fresh(size))
         common = self.broadcast(batch)
@@ -217,14 +217,6 @@ class Call:
             for pattern, size in zip(parsed.outputs, self.all_sizes, strict=True)
         ]
         return outputs[0] if isinstance(self.node.meta["val"], Tensor) else outputs
-
-    def _operands(self, patterns: Sequence[TensorPattern], operands: Sequence[Any] | None) -> list[Shape | None]:
-        if operands is None:
-            schema = self.node.target._schema.arguments  # type: ignore[union-attr]
-            operands = [self.get(argument.name) for argument in schema if "Tensor" in str(argument.type)]
-        return [
-            None if value is None else value if isinstance(value, tuple) else self.shape(value) for value in operands
-        ]
 
     def _bind(
         self,
@@ -272,16 +264,16 @@ class Call:
         count = len(pattern.head) + len(middle) + len(pattern.tail)
         if count != len(sizes):
             raise RuleError(f"{self.where}: the output has {len(sizes)} axes, its rule gives {count}")
-        head = [self._product(axis, size, names) for axis, size in zip(pattern.head, sizes, strict=False)]
-        tail_sizes = sizes[len(head) + len(middle) :]
-        tail = [self._product(axis, size, names) for axis, size in zip(pattern.tail, tail_sizes, strict=True)]
-        return (*head, *middle, *tail)
 
-    def _product(self, pattern: Sequence[str], size: int, names: dict[str, Product]) -> Product:
-        if len(pattern) == 1 and pinned(pattern[0]):
-            known = names.get(pattern[0])
-            return known if known is not None and size_of(known) == size else self.pinned(size)
-        return tuple(atom for name in pattern for atom in names[name])
+        def product(axis: Sequence[str], size: int) -> Product:
+            if len(axis) == 1 and pinned(axis[0]):
+                known = names.get(axis[0])
+                return known if known is not None and size_of(known) == size else self.pinned(size)
+            return tuple(atom for name in axis for atom in names[name])
+
+        start = len(pattern.head)
+        tail = map(product, pattern.tail, sizes[start + len(middle) :])
+        return (*map(product, pattern.head, sizes[:start]), *middle, *tail)
 
 
 def constant_shape(value: Tensor, why: Pin) -> Shape:
@@ -290,5 +282,5 @@ def constant_shape(value: Tensor, why: Pin) -> Shape:
     shape: list[Product] = []
     for dim, size in enumerate(value.shape):
         uniform = known and bool((value == value.narrow(dim, 0, 1)).all())
-        shape.append(() if size == 1 else (Atom(size, None if uniform else why),))
+        shape.append(axis_of(size, None if uniform else why))
     return tuple(shape)
