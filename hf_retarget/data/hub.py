@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,17 @@ from hf_retarget.recipe.options import DataOptions
 
 def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
     """Download a dataset of the Hub, `org/name` or `org/name@revision`."""
+    import datasets
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
     name, builder = find_on_hub(reference, options, token, download=True)
     with loading(f"dataset '{name}' cannot be loaded from the Hub"):
         tables = builder.as_dataset()
-    # Rows of a table must hold their images; only those of an image folder name files.
-    places = _places(name) if builder.name == "imagefolder" else ()
+    places: tuple[Path, ...] = ()  # rows of a table must hold their images;
+    if builder.name == "imagefolder":  # those of an image folder name files: downloaded, or unpacked
+        own = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
+        places = own, Path(datasets.config.EXTRACTED_DATASETS_PATH)
     return open_tables(name, tables, options, revision=builder.hash, places=places)
 
 
@@ -58,19 +62,13 @@ def find_on_hub(
             _download(builder, name)
         return builder
 
-    with _explained(name, revision, bars=download and sys.stderr.isatty()):
-        _check_card(name, revision, token)
-        return name, ask(find)
-
-
-@contextmanager
-def _explained(name: str, revision: str | None, *, bars: bool) -> Iterator[None]:
-    """Explain errors of the Hub; `datasets` explains better what a dataset lacks."""
     try:
+        bars = download and sys.stderr.isatty()
         with loading(f"dataset '{name}' cannot be loaded from the Hub", bars=bars):
             try:
-                yield
-            except Exception as error:
+                _check_card(name, revision, token)
+                return name, ask(find)
+            except Exception as error:  # those of the Hub; `datasets` explains better what a dataset lacks
                 cause = find_cause(error)
                 if isinstance(cause, GaveUp | UnknownHost) or token_was_refused(cause):
                     raise DataError(str(explain(cause, name, kind="dataset"))) from cause
@@ -123,13 +121,3 @@ def _check_card(name: str, revision: str | None, token: str | None) -> None:
             return  # out of reach: only what was prepared before can be loaded
         raise
     check_card(card, f"dataset '{name}'")
-
-
-def _places(name: str) -> tuple[Path, ...]:
-    """Where the files of a dataset are on this machine: downloaded, and unpacked."""
-    import datasets
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    own = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
-    return own, Path(datasets.config.EXTRACTED_DATASETS_PATH)
