@@ -18,8 +18,6 @@ from hf_retarget.report.page import COLOURS, all_colours, clean
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
 
-__all__ = ["COLOURS", "Chart", "Drawing", "clean"]
-
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _FONT = "DejaVu Sans"  # comes with matplotlib: the same picture everywhere

@@ -11,7 +11,8 @@ import numpy as np
 
 from hf_retarget.contenders import find_contender
 from hf_retarget.document import PortDocument
-from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS, clean
 from hf_retarget.words import percent
 
 _MANY = 30  # classes that fit into one chart; of more, the extremes are shown

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_retarget.contenders import Asked, contenders, find_contender
-from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import render
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS, clean, render
 from hf_retarget.words import duration, percent, plural
 
 Document = Mapping[str, Any]

@@ -8,7 +8,8 @@ from typing import Any
 
 from hf_retarget.contenders import contenders
 from hf_retarget.document import ContenderFigures, PortDocument, StepFigures
-from hf_retarget.report.chart import COLOURS, Chart, Drawing
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS
 from hf_retarget.words import duration, number, percent, size
 
 _STAGES = {

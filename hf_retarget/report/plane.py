@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_retarget.errors import RetargetError
 from hf_retarget.files import write_text
-from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import render
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS, clean, render
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
 from hf_retarget.words import number, percent
 
