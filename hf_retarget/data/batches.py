@@ -262,25 +262,19 @@ class _Loader(Dataset[_Loaded]):
         return inputs, self.split.targets[chosen], broken
 
     def _draw(self, position: int, broken: dict[int, str]) -> tuple[int, Any] | None:
-        """The image at a position of the order, or the one that replaces it, and its number."""
-        for number in self._candidates(position):
+        """The image at a position of the order, or with a seed, one that replaces it; and its number."""
+        numbers: Iterable[int] = [position]
+        if self.seed is not None:
+            size, (epoch, place) = len(self.split), divmod(position, len(self.split))
+            others = (derive_seed(self.seed, "instead", position, attempt) % size for attempt in range(_ATTEMPTS))
+            numbers = itertools.chain([int(_order(self.seed, epoch, size)[place])], others)
+        for number in numbers:
             if number not in self.split.broken and number not in broken:
                 try:
                     return number, self.split.item(number)
                 except DataError as error:
                     broken[number] = str(error)
         return None
-
-    def _candidates(self, position: int) -> Iterator[int]:
-        """The image at a position of the order; with a seed, also those that may replace it."""
-        size = len(self.split)
-        if self.seed is None:
-            yield position
-            return
-        epoch, place = divmod(position, size)
-        yield int(_order(self.seed, epoch, size)[place])
-        for attempt in range(_ATTEMPTS):
-            yield derive_seed(self.seed, "instead", position, attempt) % size
 
 
 @lru_cache(maxsize=4)  # a batch may reach into the next epoch

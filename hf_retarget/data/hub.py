@@ -7,25 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hf_retarget import hub
 from hf_retarget.data.embedded import EMBEDDED
 from hf_retarget.data.files import check_card, check_files, data_files, loading
 from hf_retarget.data.labels import suggest
 from hf_retarget.data.tables import Source, open_tables
 from hf_retarget.errors import DataError
-from hf_retarget.hub import (
-    GaveUp,
-    UnknownHost,
-    ask,
-    clean_token,
-    describe_gate,
-    drop,
-    explain,
-    fetch_whole,
-    find_cause,
-    is_trouble,
-    is_whole,
-    token_was_refused,
-)
 from hf_retarget.recipe.options import DataOptions
 
 
@@ -52,7 +39,7 @@ def find_on_hub(
     from datasets import load_dataset_builder
 
     name, _, asked = reference.partition("@")
-    revision, token = asked or options.revision, clean_token(token)
+    revision, token = asked or options.revision, hub.clean_token(token)
 
     def find() -> Any:
         builder = load_dataset_builder(name, name=options.config, revision=revision, token=token)
@@ -67,13 +54,13 @@ def find_on_hub(
         with loading(f"dataset '{name}' cannot be loaded from the Hub", bars=bars):
             try:
                 _check_card(name, revision, token)
-                return name, ask(find)
+                return name, hub.ask(find)
             except Exception as error:  # those of the Hub; `datasets` explains better what a dataset lacks
-                cause = find_cause(error)
-                if isinstance(cause, GaveUp | UnknownHost) or token_was_refused(cause):
-                    raise DataError(str(explain(cause, name, kind="dataset"))) from cause
+                cause = hub.find_cause(error)
+                if isinstance(cause, hub.GaveUp | hub.UnknownHost) or hub.token_was_refused(cause):
+                    raise DataError(str(hub.explain(cause, name, kind="dataset"))) from cause
                 if "is a gated dataset" in str(error):  # the cause is hidden
-                    raise DataError(describe_gate(name)) from error
+                    raise DataError(hub.describe_gate(name)) from error
                 raise
     except DataError as error:
         if revision or not isinstance(error.__cause__, FileNotFoundError | ConnectionError):
@@ -100,8 +87,8 @@ def _drop_damaged(builder: Any, name: str) -> bool:
     for file in data_files(builder):
         revision, _, path = file.removeprefix(f"hf://datasets/{name}@").partition("/")
         found = try_to_load_from_cache(name, path, revision=revision, repo_type="dataset")
-        if isinstance(found, str) and not is_whole(Path(found)):
-            drop(Path(found))
+        if isinstance(found, str) and not hub.is_whole(Path(found)):
+            hub.drop(Path(found))
             dropped = True
     return dropped
 
@@ -113,11 +100,11 @@ def _check_card(name: str, revision: str | None, token: str | None) -> None:
 
     download = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision, token=token)
     try:
-        card = fetch_whole(lambda: Path(ask(download)), f"README.md of dataset '{name}'")
+        card = hub.fetch_whole(lambda: Path(hub.ask(download)), f"README.md of dataset '{name}'")
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         return
     except Exception as error:
-        if isinstance(find_cause(error), GaveUp) or is_trouble(error):
+        if isinstance(hub.find_cause(error), hub.GaveUp) or hub.is_trouble(error):
             return  # out of reach: only what was prepared before can be loaded
         raise
     check_card(card, f"dataset '{name}'")

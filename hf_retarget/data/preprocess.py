@@ -148,7 +148,10 @@ class Preprocess:
         unchanged = scaled if scaled == (width, height) and not augment else None
 
         def shape(image: Image) -> Tensor:
-            image = _in_mode(image, _MODES[channels])
+            if image.mode.startswith("I"):  # 16 bits: PIL would clip values above 255 instead of scaling them
+                image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+            if image.mode != _MODES[channels]:
+                image = image.convert(_MODES[channels])
             if image.size == unchanged:
                 return torch.from_numpy(np.array(image).reshape(height, width, channels)).permute(2, 0, 1)
             tensor: Tensor = by_timm(image)
@@ -249,14 +252,6 @@ def _make_tensor(transform: Callable[[Any], Tensor], item: Any) -> Tensor:
 
 def _name(transform: Callable[[Any], Tensor]) -> str:
     return "none" if transform is as_tensor else getattr(transform, "__qualname__", type(transform).__name__)
-
-
-def _in_mode(image: Image, mode: str) -> Image:
-    if image.mode == mode:
-        return image
-    if image.mode.startswith("I"):  # 16 bits: PIL would clip values above 255 instead of scaling them
-        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    return image.convert(mode)
 
 
 def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:

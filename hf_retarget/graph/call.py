@@ -11,23 +11,8 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from hf_retarget.errors import RuleError, TraceError
-from hf_retarget.graph.axes import (
-    Misaligned,
-    Pin,
-    Product,
-    Shape,
-    axis_of,
-    family,
-    flat,
-    leaves,
-    narrow,
-    pin,
-    regroup,
-    size_of,
-    specialise,
-    sum_of,
-    unify,
-)
+from hf_retarget.graph import axes as algebra
+from hf_retarget.graph.axes import Misaligned, Pin, Product, Shape, axis_of, flat, size_of
 from hf_retarget.graph.signature import TensorPattern, parse, pinned
 
 Result = Shape | list[Shape]
@@ -117,7 +102,7 @@ class Call:
 
     def pin(self, axis: Product, reason: str = "spatial") -> None:
         """Pin an axis."""
-        pin(axis, Pin(reason, self.where))
+        algebra.pin(axis, Pin(reason, self.where))
 
     def mix(self, shape: Shape, dims: Iterable[int], reason: str = "spatial") -> None:
         """Pin some axes whose positions the operator mixes, so that nothing may vary along them."""
@@ -141,7 +126,7 @@ class Call:
                 first = other
             elif flat(other):
                 try:
-                    unify(first, other)
+                    algebra.unify(first, other)
                 except Misaligned:
                     self.pin((*first, *other), "misaligned")
         return first
@@ -159,7 +144,7 @@ class Call:
         if size_of(merged) != prod(sizes):
             raise RuleError(f"{self.where}: cannot reshape {size_of(merged)} elements to {list(sizes)}")
         try:
-            return regroup(merged, sizes)
+            return algebra.regroup(merged, sizes)
         except Misaligned:
             self.pin(tuple(merged), "misaligned")
             return [self.pinned(size, "misaligned") for size in sizes]
@@ -167,13 +152,13 @@ class Call:
     def narrow(self, shape: Shape, dim: int, start: int, length: int) -> Shape:
         """The shape of ``x[..., start : start + length, ...]``."""
         try:
-            piece, keys = narrow(shape[dim], start, length)
+            piece, keys = algebra.narrow(shape[dim], start, length)
         except Misaligned:
             self.mix(shape, [dim], "misaligned")
             return (*shape[:dim], self.pinned(length, "misaligned"), *shape[dim + 1 :])
         others = list(shape)
         for key in keys:
-            others = [specialise(axis, key) for axis in others]
+            others = [algebra.specialise(axis, key) for axis in others]
         others[dim] = piece
         return tuple(others)
 
@@ -182,17 +167,17 @@ class Call:
         shapes = [shape for shape in shapes if size_of(shape[dim])] or list(shapes[:1])
         if len(shapes) == 1:
             return shapes[0]
-        axis = sum_of([shape[dim] for shape in shapes])
+        axis = algebra.sum_of([shape[dim] for shape in shapes])
         result: list[Product] = []
         for other, axes in enumerate(zip(*shapes, strict=True)):
             if other == dim:
                 result.append((axis,))
-            elif any(leaf.pin is not None for each in axes for leaf in leaves(each)):
+            elif any(leaf.pin is not None for each in axes for leaf in algebra.leaves(each)):
                 result.append(self.unify(*axes))
             elif all(flat(each) == flat(axes[0]) for each in axes):
                 result.append(tuple(flat(axes[0])))
             else:
-                result.append((family(axis, axes),))
+                result.append((algebra.family(axis, axes),))
         return tuple(result)
 
     # ------------------------------------------------------------------ signatures
