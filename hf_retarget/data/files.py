@@ -154,9 +154,14 @@ def open_table_folder(folder: Path, options: DataOptions) -> Source:
 
     folder = folder.resolve()
     saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
-    # `datasets` would join all of them; a README may describe what belongs together.
-    if not saved and not (folder / "README.md").exists() and len(several := _datasets_in(folder)) > 1:
-        raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, several[:5]))}; give one of them")
+    if not saved and not (folder / "README.md").exists():  # which may describe what belongs together
+        files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
+        parents = {
+            each.parent.parent if each.parent.name.casefold() in (*TRAIN, *TEST) else each.parent for each in files
+        }
+        inside = sorted(place.relative_to(folder).as_posix() for place in parents if place.is_relative_to(folder))
+        if len(inside) > 1:  # `datasets` would join all of them
+            raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, inside[:5]))}; give one of them")
     with loading(f"'{folder}' cannot be read"):
         if saved:
             _check_saved(folder)
@@ -207,13 +212,6 @@ def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
     finally:
         if not hidden:
             enable_progress_bars()
-
-
-def _datasets_in(folder: Path) -> list[str]:
-    """The folders that hold tables; folders named like splits belong to the one above."""
-    files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
-    places = {path.parent.parent if path.parent.name.casefold() in (*TRAIN, *TEST) else path.parent for path in files}
-    return sorted(place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder))
 
 
 # ---- files that do not belong to a dataset are refused
