@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,9 +21,6 @@ from hf_retarget.data.preprocess import Preprocess
 from hf_retarget.data.tables import Rows
 from hf_retarget.errors import DataError
 from hf_retarget.words import plural
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Batch = tuple[Any, Tensor]
 """Inputs and labels."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from PIL import Image
 
 from hf_retarget.data.labels import Names
 from hf_retarget.data.tables import FORMATS, MAX_IMAGE_BYTES, TEST, TRAIN, Rows, Source, open_tables
@@ -105,8 +106,6 @@ def _files_of_classes(folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    from PIL import Image
-
     return Image.registered_extensions().get(path.suffix.casefold()) in FORMATS
 
 

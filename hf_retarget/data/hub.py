@@ -7,6 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.file_download import repo_folder_name
+
 from hf_retarget import hub
 from hf_retarget.data.embedded import EMBEDDED
 from hf_retarget.data.files import check_card, check_files, data_files, loading
@@ -19,8 +23,6 @@ from hf_retarget.recipe.options import DataOptions
 def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
     """Download a dataset of the Hub, `org/name` or `org/name@revision`."""
     import datasets
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
 
     name, builder = find_on_hub(reference, options, token, download=True)
     with loading(f"dataset '{name}' cannot be loaded from the Hub"):
@@ -81,8 +83,6 @@ def _download(builder: Any, name: str) -> None:
 
 def _drop_damaged(builder: Any, name: str) -> bool:
     """Drop downloaded files that do not have the hash of the Hub; returns whether there were any."""
-    from huggingface_hub import try_to_load_from_cache
-
     dropped = False
     for file in data_files(builder):
         revision, _, path = file.removeprefix(f"hf://datasets/{name}@").partition("/")
@@ -95,9 +95,6 @@ def _drop_damaged(builder: Any, name: str) -> bool:
 
 def _check_card(name: str, revision: str | None, token: str | None) -> None:
     """Refuse a README.md that leads to other files. Other problems of a dataset are left to `datasets`."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-
     download = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision, token=token)
     try:
         card = hub.fetch_whole(lambda: Path(hub.ask(download)), f"README.md of dataset '{name}'")

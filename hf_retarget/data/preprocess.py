@@ -6,21 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
+from timm.data.transforms_factory import create_transform
 from torch import Tensor
 
 from hf_retarget.errors import DataError, ModelError
+from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import check_entry
 from hf_retarget.models.timm_models import is_timm
 from hf_retarget.untrusted import read_json
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from hf_retarget.models import Checkpoint
 
 _MODES = {1: "L", 3: "RGB"}  # input channels → PIL's name
 _DECISIVE = {"input_size", "mean", "std"}  # entries without which nothing is known about the input
@@ -131,8 +129,6 @@ class Preprocess:
                     f"{self.sentence}: they cannot be augmented; leave out augment, or do it in preprocess="
                 )
             return partial(_make_tensor, self.transform)
-        from timm.data.transforms_factory import create_transform
-
         channels, height, width = self.input_size
         options = _AUGMENTATION if augment else {"crop_pct": self.crop_pct, "crop_mode": self.crop_mode}
         by_timm = create_transform(

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from hf_retarget.data.labels import Names, suggest
 from hf_retarget.errors import DataError
 from hf_retarget.recipe.options import DataOptions
 from hf_retarget.untrusted import read_bytes
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 FORMATS = ("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats that are decoded. Of the others that PIL knows, some start programs (EPS) or are not images at all."""
@@ -60,7 +58,7 @@ class Rows(ABC):
     def name(self, row: int) -> str:
         """The name of a row in messages."""
 
-    def image(self, row: int) -> Image:
+    def image(self, row: int) -> Image.Image:
         """Decode one image; raises whatever the decoder raises."""
         return open_image(self.read(row))
 
@@ -278,8 +276,6 @@ class ItemRows(Rows):
     @classmethod
     def of(cls, items: Any, names: Sequence[str] | None) -> ItemRows:
         """Check the first item, and find the labels of all."""
-        from PIL import Image
-
         if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
             raise DataError(f"a {type(items).__name__} has no length or no items by number; give a map-style dataset")
         if not len(items):
@@ -307,7 +303,7 @@ class ItemRows(Rows):
     def name(self, row: int) -> str:
         return f"item {row}"
 
-    def image(self, row: int) -> Image:
+    def image(self, row: int) -> Image.Image:
         return as_image(self.item(row))
 
     def item(self, row: int) -> Any:
@@ -328,10 +324,8 @@ def _targets(items: Any) -> list[Any]:
 # ---- images
 
 
-def open_image(content: bytes) -> Image:
+def open_image(content: bytes) -> Image.Image:
     """Decode an image and apply its EXIF orientation, as `datasets` does; raises whatever PIL raises."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     if len(content) > MAX_IMAGE_BYTES:
         raise ValueError(f"it has {len(content):,} bytes, and at most {MAX_IMAGE_BYTES:,} are read")
     Image.init()  # registers the less common formats
@@ -343,15 +337,13 @@ def open_image(content: bytes) -> Image:
         raise ValueError("it is not an image that can be read") from None
 
 
-def as_image(value: Any) -> Image:
+def as_image(value: Any) -> Image.Image:
     """Turn an array (height × width × channels) or a tensor (channels × height × width) into a PIL image.
 
     Example:
         >>> as_image(torch.zeros(3, 2, 4)).size
         (4, 2)
     """
-    from PIL import Image
-
     if isinstance(value, Image.Image):
         return value
     if isinstance(value, torch.Tensor):
