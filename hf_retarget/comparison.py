@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_retarget.contenders import contenders
-from hf_retarget.document import ModelFacts, PortDocument, read_document
+from hf_retarget.document import PortDocument, read_document
 from hf_retarget.errors import PortError, RetargetError
 from hf_retarget.names import PORT
 from hf_retarget.words import shorten_names
@@ -238,22 +238,20 @@ def _list_fields(document: PortDocument) -> dict[str, Any]:
         for key, value in document.recipe[section].items()
     }
     fields.pop("data.reference", None)  # where the images lie does not count, only what they are
+    models = {}
+    for side, facts in document.models.items():  # the end of the reference for people, some of a hash for certainty
+        hashes = "".join(facts.hashes[key] for key in sorted(facts.hashes))
+        models[side] = f"{Path(facts.reference).name} ({hashes[:8]})"
     return {
         **fields,
         "port.targets": document.targets,
-        **{side: _identify(facts) for side, facts in document.models.items()},
+        **models,
         "architecture": document.models["target"].architecture,
         "data": f"{document.data.name} ({document.data.fingerprint[:8]})",
         "head": str(document.head.get("policy")),
         "permutation": "given" if document.permutation.given else "found",
         "precision": str(document.device.get("precision", "no")),
     }
-
-
-def _identify(side: ModelFacts) -> str:
-    """The end of the reference for people, and the beginning of a hash for certainty."""
-    hashes = "".join(side.hashes[key] for key in sorted(side.hashes))
-    return f"{Path(side.reference).name} ({hashes[:8]})"
 
 
 def _describe(name: str, value: Any) -> str:
@@ -271,7 +269,8 @@ def _warn(runs: Sequence[FinishedPort], groups: Sequence[Group], over: Sequence[
     for name, words in _COMPARABLE.items():
         kinds = _collect((run.fields.get(name), run.name) for run in runs)
         if len(kinds) > 1 and name not in over:
-            which = "; ".join(f"{kind}: {_some(members)}" for kind, members in kinds.items())
+            more = {kind: f" and {len(members) - 4} more" * (len(members) > 4) for kind, members in kinds.items()}
+            which = "; ".join(f"{kind}: {', '.join(members[:4])}{more[kind]}" for kind, members in kinds.items())
             lines.append(f"not the same {words}, so differences may not be due to the port: {which}")
     for group in groups:
         for first, *others in _collect_same(group.runs):
@@ -293,10 +292,6 @@ def _collect(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _mean_curve(curves: Sequence[Curve]) -> Curve:

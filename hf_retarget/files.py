@@ -269,7 +269,12 @@ def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
     note = folder.with_name(f".{folder.name}.lock.json")
 
     def refuse() -> None:
-        raise LockedError(f"another run is working on '{folder}'{_describe_owner(note)}")
+        who = "; its owner left no note"
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            owner = read_json(note)
+            who = f": process {int(owner['process'])} on {plain(owner['host'])}, since {plain(owner['since'])}"
+        advice = "Wait for it, stop it, or name another folder"
+        raise LockedError(f"another run is working on '{folder}'{who}. {advice}")
 
     with lock_entry(folder, refuse):
         owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
@@ -278,16 +283,6 @@ def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
             yield
         finally:
             note.unlink(missing_ok=True)
-
-
-def _describe_owner(note: Path) -> str:
-    advice = "Wait for it, stop it, or name another folder"
-    try:
-        owner = read_json(note)
-        who = f"process {int(owner['process'])} on {plain(owner['host'])}, since {plain(owner['since'])}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"; its owner left no note. {advice}"
-    return f": {who}. {advice}"
 
 
 @contextmanager

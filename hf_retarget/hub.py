@@ -58,8 +58,12 @@ def ask(call: Callable[[], T]) -> T:
     The call must be safe to repeat. Raises the client's own error, or `GaveUp`; `explain` puts both into words.
     """
     clean_token(get_token())  # of the login or HF_TOKEN: the client would quote a malformed one in its errors
-    patience, waited, wait = _read_patience(), 0.0, _FIRST_WAIT
-    with _watching(patience), _quiet_client():
+    text, waited, wait = os.environ.get(PATIENCE, ""), 0.0, _FIRST_WAIT
+    try:
+        patience = max(0.0, float(text or _SECONDS))
+    except ValueError:
+        raise RetargetError(f"{PATIENCE} is '{text}'; give a number of seconds") from None
+    with _watching(patience):
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return call()
@@ -74,26 +78,6 @@ def ask(call: Callable[[], T]) -> T:
             time.sleep(pause)
             waited, wait = waited + pause, min(_LONGEST_WAIT, 2 * wait)
     raise AssertionError("unreachable")
-
-
-def _read_patience() -> float:
-    text = os.environ.get(PATIENCE, "")
-    try:
-        return max(0.0, float(text)) if text else _SECONDS
-    except ValueError:
-        raise RetargetError(f"{PATIENCE} is '{text}'; give a number of seconds") from None
-
-
-@contextmanager
-def _quiet_client() -> Iterator[None]:
-    """Silence the client's own two warnings per attempt; `ask` logs one."""
-    logger = logging.getLogger("huggingface_hub.utils._http")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class _Watch:
@@ -155,27 +139,27 @@ def _watching(patience: float) -> Iterator[None]:
     if _installed.acquire(blocking=False):
         make = _http._GLOBAL_CLIENT_FACTORY  # the user's own, if there is one; it has no public name
         set_client_factory(lambda: _add_hooks(make()))
-    watch = _Watch(patience)
+    watch, logger = _Watch(patience), logging.getLogger("huggingface_hub.utils._http")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # the client warns twice per attempt; `ask` logs one warning
     _WATCHES.append(watch)
     try:
         yield
     finally:
         _WATCHES.remove(watch)
+        logger.setLevel(level)
 
 
 def _add_hooks(session: Any) -> Any:
     """Let a session of the client report requests and answers to the newest watch."""
-    hooks = session.event_hooks
-    session.event_hooks = {
-        "request": [*hooks["request"], partial(_report, _Watch.before)],
-        "response": [*hooks["response"], partial(_report, _Watch.after)],
-    }
+
+    def report(how: Callable[[_Watch, Any], None], message: Any) -> None:
+        if _WATCHES:
+            how(_WATCHES[-1], message)
+
+    session.event_hooks["request"].append(partial(report, _Watch.before))
+    session.event_hooks["response"].append(partial(report, _Watch.after))
     return session
-
-
-def _report(how: Callable[[_Watch, Any], None], message: Any) -> None:
-    if _WATCHES:
-        how(_WATCHES[-1], message)
 
 
 def _name_status(status: int) -> str:

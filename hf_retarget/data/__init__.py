@@ -5,19 +5,3 @@ from hf_retarget.data.embedded import EMBEDDED
 from hf_retarget.data.labels import check_classes, match_labels
 from hf_retarget.data.load import DataFacts, describe_data, load_data
 from hf_retarget.data.preprocess import Preprocess, choose_preprocess
-
-__all__ = [
-    "EMBEDDED",
-    "Batch",
-    "BatchCache",
-    "DataFacts",
-    "ImageData",
-    "Preprocess",
-    "Split",
-    "check_classes",
-    "choose_preprocess",
-    "derive_seed",
-    "describe_data",
-    "load_data",
-    "match_labels",
-]

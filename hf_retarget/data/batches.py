@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,9 +21,6 @@ from hf_retarget.data.preprocess import Preprocess
 from hf_retarget.data.tables import Rows
 from hf_retarget.errors import DataError
 from hf_retarget.words import plural
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Batch = tuple[Any, Tensor]
 """Inputs and labels."""
@@ -238,12 +236,14 @@ class _Loader(Dataset[_Loaded]):
         start = number * self.batch_size
         stop = start + self.batch_size if self.seed is not None else min(start + self.batch_size, len(self.split))
         pixels, chosen, broken = [], [], dict[int, str]()
-        with _restored_generators():
+        with _restored_generators():  # from which timm's transforms draw
             for position in range(start, stop):
                 drawn = self._draw(position, broken)
                 if drawn is not None:
                     if self.augment:
-                        _seed_generators(derive_seed(self.seed, "sample", position))
+                        own = derive_seed(self.seed, "sample", position)
+                        random.seed(own)
+                        torch.default_generator.manual_seed(own)  # torch.manual_seed would also seed all devices
                     chosen.append(drawn[0])
                     pixels.append(self._shape(drawn[1]))
                 elif self.seed is not None:
@@ -260,25 +260,19 @@ class _Loader(Dataset[_Loaded]):
         return inputs, self.split.targets[chosen], broken
 
     def _draw(self, position: int, broken: dict[int, str]) -> tuple[int, Any] | None:
-        """The image at a position of the order, or the one that replaces it, and its number."""
-        for number in self._candidates(position):
+        """The image at a position of the order, or with a seed, one that replaces it; and its number."""
+        numbers: Iterable[int] = [position]
+        if self.seed is not None:
+            size, (epoch, place) = len(self.split), divmod(position, len(self.split))
+            others = (derive_seed(self.seed, "instead", position, attempt) % size for attempt in range(_ATTEMPTS))
+            numbers = itertools.chain([int(_order(self.seed, epoch, size)[place])], others)
+        for number in numbers:
             if number not in self.split.broken and number not in broken:
                 try:
                     return number, self.split.item(number)
                 except DataError as error:
                     broken[number] = str(error)
         return None
-
-    def _candidates(self, position: int) -> Iterator[int]:
-        """The image at a position of the order; with a seed, also those that may replace it."""
-        size = len(self.split)
-        if self.seed is None:
-            yield position
-            return
-        epoch, place = divmod(position, size)
-        yield int(_order(self.seed, epoch, size)[place])
-        for attempt in range(_ATTEMPTS):
-            yield derive_seed(self.seed, "instead", position, attempt) % size
 
 
 @lru_cache(maxsize=4)  # a batch may reach into the next epoch
@@ -298,15 +292,9 @@ def derive_seed(*parts: object) -> int:
 
 @contextmanager
 def _restored_generators() -> Iterator[None]:
-    """Restore the global generators, from which timm's transforms draw."""
     state = random.getstate()
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
             random.setstate(state)
-
-
-def _seed_generators(seed: int) -> None:
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed those of all devices

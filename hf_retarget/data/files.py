@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from PIL import Image
 
 from hf_retarget.data.labels import Names
 from hf_retarget.data.tables import FORMATS, MAX_IMAGE_BYTES, TEST, TRAIN, Rows, Source, open_tables
@@ -49,10 +50,9 @@ def open_image_folder(folder: Path) -> Source:
         images[place] = [path for path in found if _is_image(path)]
         others += [path for path in found if not _is_image(path)]
     if not any(images.values()):
-        rows = {place.name: _open_flat(place) for place in flat}
-        if any(len(each) for each in rows.values()):
-            opened = {name: partial(lambda rows: rows, each) for name, each in rows.items()}
-            return Source(folder.name, opened if flat != [folder] else {"train": opened[folder.name]})
+        rows = {"train" if place == folder else place.name: _list_flat(place) for place in flat}
+        if any(each.paths for each in rows.values()):
+            return Source(folder.name, {name: partial(lambda rows: rows, each) for name, each in rows.items()})
         raise DataError(f"there are no images in '{folder}'; put them there as 'train/cat/1.jpg' or 'cat/1.jpg'")
     notes: tuple[str, ...] = ()
     if others:
@@ -60,11 +60,14 @@ def open_image_folder(folder: Path) -> Source:
         notes = (f"left out {plural(len(others), 'file')} in other formats than images (first: {first})",)
     labels = {place: [path.relative_to(place).parts[0] for path in paths] for place, paths in images.items()}
     names = tuple(sorted({label for each in labels.values() for label in each}))
-    splits_of = {place.name: partial(FileRows, place, images[place], labels[place], names) for place in images}
-    return Source(folder.name, splits_of if splits else {"train": splits_of[folder.name]}, notes=notes)
+    opened = {
+        place.name if splits else "train": partial(FileRows, place, images[place], labels[place], names)
+        for place in images
+    }
+    return Source(folder.name, opened, notes=notes)
 
 
-def _open_flat(folder: Path) -> FileRows:
+def _list_flat(folder: Path) -> FileRows:
     """The images that lie in a folder itself, without labels."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and _is_image(path))
     first = paths[0].name if paths else ""
@@ -103,14 +106,7 @@ def _files_of_classes(folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.casefold() in _suffixes()
-
-
-@cache
-def _suffixes() -> frozenset[str]:
-    from PIL import Image
-
-    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
+    return Image.registered_extensions().get(path.suffix.casefold()) in FORMATS
 
 
 # ---- parquet, arrow and saved datasets
@@ -157,9 +153,14 @@ def open_table_folder(folder: Path, options: DataOptions) -> Source:
 
     folder = folder.resolve()
     saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
-    # `datasets` would join all of them; a README may describe what belongs together.
-    if not saved and not (folder / "README.md").exists() and len(several := _datasets_in(folder)) > 1:
-        raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, several[:5]))}; give one of them")
+    if not saved and not (folder / "README.md").exists():  # which may describe what belongs together
+        files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
+        parents = {
+            each.parent.parent if each.parent.name.casefold() in (*TRAIN, *TEST) else each.parent for each in files
+        }
+        inside = sorted(place.relative_to(folder).as_posix() for place in parents if place.is_relative_to(folder))
+        if len(inside) > 1:  # `datasets` would join all of them
+            raise DataError(f"'{folder}' holds several datasets: {', '.join(map(repr, inside[:5]))}; give one of them")
     with loading(f"'{folder}' cannot be read"):
         if saved:
             _check_saved(folder)
@@ -210,13 +211,6 @@ def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
     finally:
         if not hidden:
             enable_progress_bars()
-
-
-def _datasets_in(folder: Path) -> list[str]:
-    """The folders that hold tables; folders named like splits belong to the one above."""
-    files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
-    places = {path.parent.parent if path.parent.name.casefold() in (*TRAIN, *TEST) else path.parent for path in files}
-    return sorted(place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder))
 
 
 # ---- files that do not belong to a dataset are refused

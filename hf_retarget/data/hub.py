@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.file_download import repo_folder_name
+
+from hf_retarget import hub
 from hf_retarget.data.embedded import EMBEDDED
 from hf_retarget.data.files import check_card, check_files, data_files, loading
 from hf_retarget.data.labels import suggest
 from hf_retarget.data.tables import Source, open_tables
 from hf_retarget.errors import DataError
-from hf_retarget.hub import (
-    GaveUp,
-    UnknownHost,
-    ask,
-    clean_token,
-    describe_gate,
-    drop,
-    explain,
-    fetch_whole,
-    find_cause,
-    is_trouble,
-    is_whole,
-    token_was_refused,
-)
 from hf_retarget.recipe.options import DataOptions
 
 
 def open_hub(reference: str, options: DataOptions, token: str | None = None) -> Source:
     """Download a dataset of the Hub, `org/name` or `org/name@revision`."""
+    import datasets
+
     name, builder = find_on_hub(reference, options, token, download=True)
     with loading(f"dataset '{name}' cannot be loaded from the Hub"):
         tables = builder.as_dataset()
-    # Rows of a table must hold their images; only those of an image folder name files.
-    places = _places(name) if builder.name == "imagefolder" else ()
+    places: tuple[Path, ...] = ()  # rows of a table must hold their images;
+    if builder.name == "imagefolder":  # those of an image folder name files: downloaded, or unpacked
+        own = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
+        places = own, Path(datasets.config.EXTRACTED_DATASETS_PATH)
     return open_tables(name, tables, options, revision=builder.hash, places=places)
 
 
@@ -48,7 +41,7 @@ def find_on_hub(
     from datasets import load_dataset_builder
 
     name, _, asked = reference.partition("@")
-    revision, token = asked or options.revision, clean_token(token)
+    revision, token = asked or options.revision, hub.clean_token(token)
 
     def find() -> Any:
         builder = load_dataset_builder(name, name=options.config, revision=revision, token=token)
@@ -58,24 +51,18 @@ def find_on_hub(
             _download(builder, name)
         return builder
 
-    with _explained(name, revision, bars=download and sys.stderr.isatty()):
-        _check_card(name, revision, token)
-        return name, ask(find)
-
-
-@contextmanager
-def _explained(name: str, revision: str | None, *, bars: bool) -> Iterator[None]:
-    """Explain errors of the Hub; `datasets` explains better what a dataset lacks."""
     try:
+        bars = download and sys.stderr.isatty()
         with loading(f"dataset '{name}' cannot be loaded from the Hub", bars=bars):
             try:
-                yield
-            except Exception as error:
-                cause = find_cause(error)
-                if isinstance(cause, GaveUp | UnknownHost) or token_was_refused(cause):
-                    raise DataError(str(explain(cause, name, kind="dataset"))) from cause
+                _check_card(name, revision, token)
+                return name, hub.ask(find)
+            except Exception as error:  # those of the Hub; `datasets` explains better what a dataset lacks
+                cause = hub.find_cause(error)
+                if isinstance(cause, hub.GaveUp | hub.UnknownHost) or hub.token_was_refused(cause):
+                    raise DataError(str(hub.explain(cause, name, kind="dataset"))) from cause
                 if "is a gated dataset" in str(error):  # the cause is hidden
-                    raise DataError(describe_gate(name)) from error
+                    raise DataError(hub.describe_gate(name)) from error
                 raise
     except DataError as error:
         if revision or not isinstance(error.__cause__, FileNotFoundError | ConnectionError):
@@ -96,40 +83,25 @@ def _download(builder: Any, name: str) -> None:
 
 def _drop_damaged(builder: Any, name: str) -> bool:
     """Drop downloaded files that do not have the hash of the Hub; returns whether there were any."""
-    from huggingface_hub import try_to_load_from_cache
-
     dropped = False
     for file in data_files(builder):
         revision, _, path = file.removeprefix(f"hf://datasets/{name}@").partition("/")
         found = try_to_load_from_cache(name, path, revision=revision, repo_type="dataset")
-        if isinstance(found, str) and not is_whole(Path(found)):
-            drop(Path(found))
+        if isinstance(found, str) and not hub.is_whole(Path(found)):
+            hub.drop(Path(found))
             dropped = True
     return dropped
 
 
 def _check_card(name: str, revision: str | None, token: str | None) -> None:
     """Refuse a README.md that leads to other files. Other problems of a dataset are left to `datasets`."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-
     download = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision, token=token)
     try:
-        card = fetch_whole(lambda: Path(ask(download)), f"README.md of dataset '{name}'")
+        card = hub.fetch_whole(lambda: Path(hub.ask(download)), f"README.md of dataset '{name}'")
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         return
     except Exception as error:
-        if isinstance(find_cause(error), GaveUp) or is_trouble(error):
+        if isinstance(hub.find_cause(error), hub.GaveUp) or hub.is_trouble(error):
             return  # out of reach: only what was prepared before can be loaded
         raise
     check_card(card, f"dataset '{name}'")
-
-
-def _places(name: str) -> tuple[Path, ...]:
-    """Where the files of a dataset are on this machine: downloaded, and unpacked."""
-    import datasets
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    own = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
-    return own, Path(datasets.config.EXTRACTED_DATASETS_PATH)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_retarget.errors import DataError
+from hf_retarget.models.heads import match_names, simplify_names
 from hf_retarget.words import nearest
 
 if TYPE_CHECKING:
@@ -84,10 +85,9 @@ def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
         tensor([1, 0])
     """
     # Not `Dataset.align_labels_with_mapping`: it lower-cases all names, also where only case tells them apart.
-    ours, theirs = [_plain(name) for name in names], [_plain(name) for name in model_names]
-    if len(set(ours)) < len(names) or len(set(theirs)) < len(model_names):  # plain names are ambiguous
-        ours, theirs = list(names), list(model_names)
-    if set(ours) != set(theirs):
+    numbers = match_names(names, model_names)
+    if numbers is None:
+        ours, theirs = simplify_names(names, model_names)
         only_data = [name for name, plain in zip(names, ours, strict=True) if plain not in theirs]
         only_model = [name for name, plain in zip(model_names, theirs, strict=True) if plain not in ours]
         facts = [f"only the data has {_quote(only_data)}"] if only_data else []
@@ -96,8 +96,7 @@ def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
             f"the labels of the data ({len(names)}) and of the model ({len(model_names)}) differ: {'; '.join(facts)}. "
             "Choose the data the model was tuned on, or keep some classes with 'classes'"
         )
-    place = {name: number for number, name in enumerate(theirs)}
-    return torch.tensor([place[name] for name in ours])
+    return torch.tensor(numbers)
 
 
 def check_classes(
@@ -149,10 +148,6 @@ def _integer(label: Any) -> int | None:
         return int(label) if not isinstance(label, str) and float(label) == int(label) else None
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
 def _quote(names: Sequence[str], most: int = 5) -> str:

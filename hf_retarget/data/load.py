@@ -67,7 +67,9 @@ def load_data(
     names, targets = number_labels(rows)
     count = count_classes(names, targets) if labelled else max(1, len(model_labels or ()))  # all have label 0
     names, classes, numbers = choose_labels(names, count, options.classes, model_labels)
-    preprocess = _fit_preprocess(preprocess, rows[train])
+    first = rows[train]
+    if len(first) and (preprocess.transform or isinstance(first, ItemRows)):  # an error with one item concerns all
+        preprocess = preprocess.fit(first.item(0) if preprocess.transform else first.image(0))
     found = {
         split: Split(split, rows[split], torch.arange(len(each)), each, preprocess).renumber(numbers)
         for split, each in targets.items()
@@ -90,14 +92,6 @@ def load_data(
         held_out=notes[-1] if single else "",
         labelled=labelled,
     )
-
-
-def _fit_preprocess(preprocess: Preprocess, rows: Rows) -> Preprocess:
-    """With the size of the first item, if they are used as they are; an error with one concerns all."""
-    if len(rows):
-        item = rows.item(0) if preprocess.transform else rows.image(0) if isinstance(rows, ItemRows) else None
-        return preprocess.fit(item)
-    return preprocess
 
 
 def no_images(labels: Sequence[str] | None, classes: int, preprocess: Preprocess) -> ImageData:
@@ -161,6 +155,8 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
         split: int((numbers[targets[split]] >= 0).sum()) if labelled else len(each)
         for split, each in sorted(rows.items())
     }
+    chosen = {"training": numbers[targets[train]]} | ({} if test is None else {"test": numbers[targets[test]]})
+    counts = {name: tuple(each[each >= 0].bincount(minlength=classes).tolist()) for name, each in chosen.items()}
     return DataFacts(
         name=source.name,
         labels=labels,
@@ -170,15 +166,8 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
         download=0,
         revision=source.revision,
         notes=source.notes,
-        counts=_count_classes({"training": train, "test": test}, targets, numbers, classes) if labelled else None,
+        counts=counts if labelled else None,
     )
-
-
-def _count_classes(
-    splits: Mapping[str, str | None], targets: Mapping[str, torch.Tensor], numbers: torch.Tensor, classes: int
-) -> dict[str, tuple[int, ...]]:
-    chosen = {name: numbers[targets[split]] for name, split in splits.items() if split is not None}
-    return {name: tuple(each[each >= 0].bincount(minlength=classes).tolist()) for name, each in chosen.items()}
 
 
 def _describe_hub(reference: str, options: DataOptions, token: str | None) -> DataFacts:
@@ -264,18 +253,21 @@ def _divide(
     for name, split in splits.items():
         if not len(split):
             raise DataError(f"there are no images in the split '{name}'" + " of these classes" * bool(options.classes))
-    rest = splits[train]
+    rest, counts = (
+        splits[train],
+        _count_divided({name: len(each) for name, each in splits.items()}, train, test, options),
+    )
     if test is not None:
         tested = splits[test]
         if options.test_split is None and not test.casefold().startswith("test"):
             notes.append(f"no split is called test: '{test}' is used to test")
     else:
-        tested, rest = rest.divide(_count_held_out(len(rest)), "test", options.seed)
+        tested, rest = rest.divide(counts["test"] or 0, "test", options.seed)
         notes.append(f"no test split: {_HELD_OUT:.0%} of '{train}' held out ({len(tested)} images)")
     if options.validation_split is not None:
         validation = splits[options.validation_split]
     else:
-        validation, rest = rest.divide(_count_validation(len(rest), options), "validation", options.seed)
+        validation, rest = rest.divide(counts["validation"] or 0, "validation", options.seed)
     return {"train": rest, "validation": validation, "test": tested}, notes
 
 
@@ -291,18 +283,12 @@ def _count_divided(
     if rest is None:
         return {}
     if test is None:
-        tested = _count_held_out(rest)
+        tested = max(1, round(_HELD_OUT * rest))
         rest -= tested
-    validation = found.get(asked) if asked is not None else _count_validation(rest, options)
-    return {"train": rest - (validation or 0 if asked is None else 0), "validation": validation, "test": tested}
-
-
-def _count_held_out(images: int) -> int:
-    return max(1, round(_HELD_OUT * images))
-
-
-def _count_validation(images: int, options: DataOptions) -> int:
-    return max(1, round(options.validation * images)) if options.validation else 0
+    if asked is not None:
+        return {"train": rest, "validation": found[asked], "test": tested}
+    validation = max(1, round(options.validation * rest)) if options.validation else 0
+    return {"train": rest - validation, "validation": validation, "test": tested}
 
 
 def _fingerprint(rows: Iterable[Rows], splits: Iterable[Split], options: DataOptions, preprocess: Preprocess) -> str:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
+from timm.data.transforms_factory import create_transform
 from torch import Tensor
 
 from hf_retarget.errors import DataError, ModelError
+from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import check_entry
 from hf_retarget.models.timm_models import is_timm
 from hf_retarget.untrusted import read_json
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from hf_retarget.models import Checkpoint
 
 _MODES = {1: "L", 3: "RGB"}  # input channels → PIL's name
 _DECISIVE = {"input_size", "mean", "std"}  # entries without which nothing is known about the input
@@ -129,9 +128,7 @@ class Preprocess:
                 raise DataError(
                     f"{self.sentence}: they cannot be augmented; leave out augment, or do it in preprocess="
                 )
-            return _checked(self.transform)
-        from timm.data.transforms_factory import create_transform
-
+            return partial(_make_tensor, self.transform)
         channels, height, width = self.input_size
         options = _AUGMENTATION if augment else {"crop_pct": self.crop_pct, "crop_mode": self.crop_mode}
         by_timm = create_transform(
@@ -147,7 +144,10 @@ class Preprocess:
         unchanged = scaled if scaled == (width, height) and not augment else None
 
         def shape(image: Image) -> Tensor:
-            image = _in_mode(image, _MODES[channels])
+            if image.mode.startswith("I"):  # 16 bits: PIL would clip values above 255 instead of scaling them
+                image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+            if image.mode != _MODES[channels]:
+                image = image.convert(_MODES[channels])
             if image.size == unchanged:
                 return torch.from_numpy(np.array(image).reshape(height, width, channels)).permute(2, 0, 1)
             tensor: Tensor = by_timm(image)
@@ -239,26 +239,15 @@ def as_tensor(item: Any) -> Tensor:
     return as_tensor(found)
 
 
-def _checked(transform: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    def make(item: Any) -> Tensor:
-        found = transform(item)
-        if not isinstance(found, Tensor) or not found.ndim:
-            raise DataError(f"{_name(transform)} must make a tensor of an image, not a {type(found).__name__}")
-        return found.float()
-
-    return make
+def _make_tensor(transform: Callable[[Any], Tensor], item: Any) -> Tensor:
+    found = transform(item)
+    if not isinstance(found, Tensor) or not found.ndim:
+        raise DataError(f"{_name(transform)} must make a tensor of an image, not a {type(found).__name__}")
+    return found.float()
 
 
 def _name(transform: Callable[[Any], Tensor]) -> str:
     return "none" if transform is as_tensor else getattr(transform, "__qualname__", type(transform).__name__)
-
-
-def _in_mode(image: Image, mode: str) -> Image:
-    if image.mode == mode:
-        return image
-    if image.mode.startswith("I"):  # 16 bits: PIL would clip values above 255 instead of scaling them
-        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    return image.convert(mode)
 
 
 def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:

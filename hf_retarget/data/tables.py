@@ -7,20 +7,18 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from hf_retarget.data.labels import Names, suggest
 from hf_retarget.errors import DataError
 from hf_retarget.recipe.options import DataOptions
 from hf_retarget.untrusted import read_bytes
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 FORMATS = ("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats that are decoded. Of the others that PIL knows, some start programs (EPS) or are not images at all."""
@@ -60,7 +58,7 @@ class Rows(ABC):
     def name(self, row: int) -> str:
         """The name of a row in messages."""
 
-    def image(self, row: int) -> Image:
+    def image(self, row: int) -> Image.Image:
         """Decode one image; raises whatever the decoder raises."""
         return open_image(self.read(row))
 
@@ -196,12 +194,20 @@ def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str
     """
     import datasets
 
-    image = _pick("image", options.image_column, features, datasets.Image, _could_be_images)
-    if options.label_column is None and not any(
-        isinstance(each, datasets.ClassLabel) or _could_be_labels(each) for each in features.values()
-    ):
+    def could_be_images(feature: Any) -> bool:  # encoded, without declaring it: bytes, or bytes and a path
+        if isinstance(feature, dict):
+            return set(feature) == {"bytes", "path"}
+        return getattr(feature, "dtype", None) in ("binary", "large_binary")
+
+    def could_be_labels(feature: Any) -> bool:
+        kinds = ("int", "uint", "float", "bool", "string", "large_string")
+        return isinstance(feature, datasets.Value) and feature.dtype.startswith(kinds)
+
+    image = _pick("image", options.image_column, features, datasets.Image, could_be_images)
+    declared = any(isinstance(each, datasets.ClassLabel) for each in features.values())
+    if options.label_column is None and not declared and not any(map(could_be_labels, features.values())):
         return image, None
-    return image, _pick("label", options.label_column, features, datasets.ClassLabel, _could_be_labels)
+    return image, _pick("label", options.label_column, features, datasets.ClassLabel, could_be_labels)
 
 
 def label_names(feature: Any) -> Names | None:
@@ -233,20 +239,6 @@ def _pick(
             f"choose one with '{kind}_column' (--data-{kind}-column)"
         )
     return usual[0]
-
-
-def _could_be_images(feature: Any) -> bool:
-    """Whether a column may hold encoded images without declaring it: bytes, or bytes and a path."""
-    if isinstance(feature, dict):
-        return set(feature) == {"bytes", "path"}
-    return getattr(feature, "dtype", None) in ("binary", "large_binary")
-
-
-def _could_be_labels(feature: Any) -> bool:
-    import datasets
-
-    kinds = ("int", "uint", "float", "bool", "string", "large_string")
-    return isinstance(feature, datasets.Value) and feature.dtype.startswith(kinds)
 
 
 # ---- datasets of Python
@@ -289,7 +281,7 @@ class ItemRows(Rows):
         if not len(items):
             raise DataError(f"the {type(items).__name__} is empty")
         missing = f"the items of a {type(items).__name__} are not pairs (image, label)"
-        if _is_image(first := items[0]):
+        if isinstance(first := items[0], (Image.Image, np.ndarray, torch.Tensor)):
             return cls(items, [0] * len(items), None, missing)
         try:
             _, _ = first
@@ -311,17 +303,11 @@ class ItemRows(Rows):
     def name(self, row: int) -> str:
         return f"item {row}"
 
-    def image(self, row: int) -> Image:
+    def image(self, row: int) -> Image.Image:
         return as_image(self.item(row))
 
     def item(self, row: int) -> Any:
         return self.dataset[row] if self.unlabelled else self.dataset[row][0]
-
-
-def _is_image(item: Any) -> bool:
-    from PIL import Image
-
-    return isinstance(item, (Image.Image, np.ndarray, torch.Tensor))
 
 
 def _targets(items: Any) -> list[Any]:
@@ -338,37 +324,26 @@ def _targets(items: Any) -> list[Any]:
 # ---- images
 
 
-def open_image(content: bytes) -> Image:
+def open_image(content: bytes) -> Image.Image:
     """Decode an image and apply its EXIF orientation, as `datasets` does; raises whatever PIL raises."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     if len(content) > MAX_IMAGE_BYTES:
         raise ValueError(f"it has {len(content):,} bytes, and at most {MAX_IMAGE_BYTES:,} are read")
+    Image.init()  # registers the less common formats
     try:
-        with Image.open(io.BytesIO(content), formats=_formats()) as image:
+        with Image.open(io.BytesIO(content), formats=[each for each in FORMATS if each in Image.OPEN]) as image:
             ImageOps.exif_transpose(image, in_place=True)  # loads it, too
             return image
     except UnidentifiedImageError:
         raise ValueError("it is not an image that can be read") from None
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    from PIL import Image
-
-    Image.init()  # registers the less common formats
-    return tuple(each for each in FORMATS if each in Image.OPEN)
-
-
-def as_image(value: Any) -> Image:
+def as_image(value: Any) -> Image.Image:
     """Turn an array (height × width × channels) or a tensor (channels × height × width) into a PIL image.
 
     Example:
         >>> as_image(torch.zeros(3, 2, 4)).size
         (4, 2)
     """
-    from PIL import Image
-
     if isinstance(value, Image.Image):
         return value
     if isinstance(value, torch.Tensor):

@@ -9,17 +9,3 @@ from hf_retarget.graph.permutation_graph import (
     load_permutation,
     pin_tables,
 )
-
-__all__ = [
-    "Axis",
-    "Block",
-    "Factor",
-    "Group",
-    "Layout",
-    "Permutation",
-    "PermutationGraph",
-    "PinnedAxis",
-    "UnknownOperator",
-    "load_permutation",
-    "pin_tables",
-]

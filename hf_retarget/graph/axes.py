@@ -31,19 +31,13 @@ class Key(NamedTuple):
 
     def covers(self, other: Key) -> bool:
         """Whether `other` is the same part of the same atom, or lies inside it."""
-        return (
-            find(self.atom) is find(other.atom)
-            and self.start <= other.start
-            and other.start + other.length <= self.start + self.length
-        )
+        inside = self.start <= other.start and other.start + other.length <= self.start + self.length
+        return inside and find(self.atom) is find(other.atom)
 
     def overlaps(self, other: Key) -> bool:
         """Whether both have elements of the same atom in common."""
-        return (
-            find(self.atom) is find(other.atom)
-            and self.start < other.start + other.length
-            and other.start < self.start + self.length
-        )
+        meet = self.start < other.start + other.length and other.start < self.start + self.length
+        return meet and find(self.atom) is find(other.atom)
 
     def same(self, other: Key) -> bool:
         """Whether both name the same part, given all unifications so far."""
@@ -82,6 +76,11 @@ Product = tuple[Atom, ...]
 
 Shape = tuple[Product, ...]
 """The axes of one tensor."""
+
+
+def axis_of(size: int, why: Pin | None = None) -> Product:
+    """A new axis of `size` elements: free, or pinned."""
+    return () if size == 1 else (Atom(size, why),)
 
 
 def find(atom: Atom) -> Atom:
@@ -181,10 +180,7 @@ def split(atom: Atom, outer_size: int) -> tuple[Atom, Atom]:
 def divide(axis: Iterable[Atom], inner_size: int) -> tuple[Product, Product]:
     """Split an axis into an outer axis and an inner axis of `inner_size` elements."""
     axis = tuple(axis)
-    outer_size, remainder = divmod(size_of(axis), inner_size)
-    if remainder:
-        raise Misaligned
-    outer, inner = regroup(axis, [outer_size, inner_size])
+    outer, inner = regroup(axis, [size_of(axis) // inner_size, inner_size])
     return outer, inner
 
 

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from hf_retarget.errors import TraceError
-from hf_retarget.graph.axes import Atom, Misaligned, Pin, Shape, pin, size_of
+from hf_retarget.graph.axes import Atom, Misaligned, Pin, Shape, axis_of, pin, size_of
 from hf_retarget.graph.call import Call, Value, constant_shape
 from hf_retarget.graph.families import Path, outers, paths, settle
 from hf_retarget.graph.permutation import Axis, Block, Factor, Layout
@@ -39,7 +39,9 @@ def build(model: nn.Module, program: ExportedProgram) -> PermutationGraph:
     layouts = {
         name: Layout(
             tuple(tensor.shape),
-            tuple(_block(path, names, varies_over) for path in own[name]) if name in own else (_unused(tensor),),
+            tuple(_block(path, names, varies_over) for path in own[name])
+            if name in own
+            else (Block(0, (Factor(tensor.numel(), 1, 0),) if tensor.numel() > 1 else ()),),  # nothing uses it
         )
         for name, tensor in walk.originals.items()
         if name not in walk.tied
@@ -89,13 +91,12 @@ class _Walk:
             return example
         name = self.tied.get(spec.target, spec.target)
         if spec.kind is InputKind.USER_INPUT:
-            return self._record(
-                tuple(_axis(size, Pin("input", f"the model's input '{node.name}'")) for size in example.shape)
-            )
+            why = Pin("input", f"the model's input '{node.name}'")
+            return self._record(tuple(axis_of(int(size), why) for size in example.shape))
         persistent = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
         if persistent and (example.is_floating_point() or example.is_complex()):
             if name not in self.state and node.users:
-                self.state[name] = tuple(_axis(size) for size in example.shape)
+                self.state[name] = tuple(axis_of(int(size)) for size in example.shape)
             return self._record(self.state[name]) if name in self.state else None
         value = self.originals.get(name) if persistent else self.program.constants.get(name)
         if value is None:
@@ -148,10 +149,9 @@ class _Walk:
             return self._graph(args[place], args[place + 1 :])
         if not any(isinstance(value, Tensor) for value in pytree.tree_leaves(node.meta.get("val"))):
             return node.meta.get("val")
-        return self._call(node, args, kwargs)
-
-    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(node, _by_name(node.target, args, kwargs), _where(node), self.held, self.spaces)
+        module = _module_of(node)
+        where = f"{node.target} ({node.name}{', ' + module if module else ''})"
+        call = Call(node, _by_name(node.target, args, kwargs), where, self.held, self.spaces)
         outputs = [self._record(shape) for shape in self._shapes(call)]
         return outputs if isinstance(node.meta["val"], (list, tuple)) else outputs[0]
 
@@ -175,10 +175,6 @@ class _Walk:
         node = call.node
         self.unknown.append(UnknownOperator(str(node.target), node.name, _module_of(node), problem))
         return _pin_all(call, "unknown operator")
-
-
-def _axis(size: int, why: Pin | None = None) -> tuple[Atom, ...]:
-    return () if size == 1 else (Atom(int(size), why),)
 
 
 def _fold(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,11 +201,6 @@ def _pin_all(call: Call, reason: str) -> list[Shape]:
 def _module_of(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     return next((str(path) for path, _ in reversed(list(stack.values())) if path), "")
-
-
-def _where(node: fx.Node) -> str:
-    module = _module_of(node)
-    return f"{node.target} ({node.name}{', ' + module if module else ''})"
 
 
 # ---- the part of a trace that depends on nothing that is ever permuted, and can simply be computed
@@ -244,15 +235,14 @@ def _spread(
     bases: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if (
-            node.op == "call_function"
-            and node not in tainted
-            and _computable(node)
-            and all(n in constants for n in inputs)
-        ):
+        steady = node not in tainted and constants.issuperset(inputs)
+        if steady and node.op == "call_function" and _computable(node):
             constants.add(node)
-        # A view shares memory with its input; any operator may be a view.
-        bases[node] = {node}.union(*(bases[n] for n in inputs)) if _may_alias(node) else {node}
+        # A view shares memory with its input, and any operator may be one; only what pointwise ones give is new memory.
+        target = node.target
+        pointwise = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+        new = pointwise and not target._schema.is_mutable
+        bases[node] = {node} if new else {node}.union(*(bases[n] for n in inputs))
     return constants, bases
 
 
@@ -263,24 +253,17 @@ def _computable(node: fx.Node) -> bool:
     return any(isinstance(value, Tensor) for value in values) and not any(word in str(node.target) for word in _RANDOM)
 
 
-def _may_alias(node: fx.Node) -> bool:
-    # Only the results of pointwise operators are certain to be new memory.
-    target = node.target
-    return not (isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not target._schema.is_mutable)
-
-
 def _written(node: fx.Node) -> list[fx.Node]:
     if isinstance(node.target, OpOverload):
         inputs = [node.args[0]] if node.target._schema.is_mutable and node.args else []
         return [each for each in inputs if isinstance(each, fx.Node)]
-    inside = [_submodule(each) for each in node.all_input_nodes if each.op == "get_attr"]
-    mutable = any(_written(each) for module in inside if module is not None for each in module.graph.nodes)
+    owner, names = (
+        node.graph.owning_module,
+        [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"],
+    )
+    inside = [module for name in names if isinstance(module := getattr(owner, name, None), fx.GraphModule)]
+    mutable = any(_written(each) for module in inside for each in module.graph.nodes)
     return list(node.all_input_nodes) if mutable else []
-
-
-def _submodule(node: fx.Node) -> fx.GraphModule | None:
-    module = getattr(node.graph.owning_module, str(node.target), None)
-    return module if isinstance(module, fx.GraphModule) else None
 
 
 # ---- groups and layouts
@@ -317,7 +300,8 @@ def _names(axes: Mapping[Atom, Mapping[Axis, None]], varies_over: Mapping[Atom, 
     names = {}
     for atom, its_axes in axes.items():
         first = next((axis for axis in its_axes if axis.dim == 0), next(iter(its_axes)))
-        name = _module(first.tensor)
+        owner, parametrized, _ = first.tensor.partition(".parametrizations.")
+        name = (owner if parametrized else owner.rpartition(".")[0]) or first.tensor
         if atom in blocked:
             name += "/blocks"
         elif varies_over[atom]:
@@ -325,11 +309,6 @@ def _names(axes: Mapping[Atom, Mapping[Axis, None]], varies_over: Mapping[Atom, 
         used[name] += 1
         names[atom] = name if used[name] == 1 else f"{name}#{used[name]}"
     return names
-
-
-def _module(tensor: str) -> str:
-    owner, parametrized, _ = tensor.partition(".parametrizations.")
-    return (owner if parametrized else owner.rpartition(".")[0]) or tensor
 
 
 def _block(path: Path, names: Mapping[Atom, str], varies_over: Mapping[Atom, list[Atom]]) -> Block:
@@ -355,10 +334,6 @@ def _merge_pinned(factors: list[Factor]) -> tuple[Factor, ...]:
         moved[place] = len(merged) - 1
         previous_mergeable = mergeable
     return tuple(factor._replace(outer=tuple(moved[place] for place in factor.outer)) for factor in merged)
-
-
-def _unused(tensor: Tensor) -> Block:
-    return Block(0, (Factor(tensor.numel(), 1, 0),) if tensor.numel() > 1 else ())
 
 
 def _pinned(

@@ -21,9 +21,9 @@ from hf_retarget.graph.verify import NegativeControl, Verification
 def recall_graph(key: Mapping[str, Any]) -> tuple[PermutationGraph, Verification] | None:
     """The graph that was kept under a key, if it is there and whole."""
     with suppress(OSError, ValueError, KeyError, TypeError, PermutationError):
-        graph, about = _paths(key)
+        plain, graph, about = _place(key)
         facts = load_record(about)
-        if facts["graph"] == hash_file(graph) and facts["key"] == _plain(key):
+        if facts["graph"] == hash_file(graph) and facts["key"] == plain:
             found = facts["verification"]
             controls = tuple(NegativeControl(**each) for each in found.pop("controls"))
             return PermutationGraph.load(graph), Verification(**found, controls=controls)
@@ -33,20 +33,18 @@ def recall_graph(key: Mapping[str, Any]) -> tuple[PermutationGraph, Verification
 def keep_graph(key: Mapping[str, Any], graph: PermutationGraph, verification: Verification) -> None:
     """Keep a graph that has passed; where nothing can be written, nothing is kept."""
     with suppress(OSError, ValueError):  # the Hub client raises the latter for folders that are files
-        path, about = _paths(key)
+        plain, path, about = _place(key)
         graph.save(path)
         facts = {name: value for name, value in verification.to_json().items() if name not in ("passed", "verdict")}
-        save_record(about, {"key": _plain(key), "graph": hash_file(path), "verification": facts})
+        save_record(about, {"key": plain, "graph": hash_file(path), "verification": facts})
 
 
-def _paths(key: Mapping[str, Any]) -> tuple[Path, Path]:
-    name = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()[:32]
+def _place(key: Mapping[str, Any]) -> tuple[dict[str, Any], Path, Path]:
+    """The whole key, and where the graph and its verification are kept."""
+    plain = {**json.loads(json.dumps(key)), "rules": _hash_rules()}
+    name = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
     folder = cached_assets_path("hf-retarget", namespace="graphs", subfolder=name, assets_dir=constants.HF_ASSETS_CACHE)
-    return folder / "graph.json", folder / "verification.json"
-
-
-def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
-    return {**json.loads(json.dumps(key)), "rules": _hash_rules()}
+    return plain, folder / "graph.json", folder / "verification.json"
 
 
 @cache

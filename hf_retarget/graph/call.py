@@ -11,23 +11,8 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from hf_retarget.errors import RuleError, TraceError
-from hf_retarget.graph.axes import (
-    Atom,
-    Misaligned,
-    Pin,
-    Product,
-    Shape,
-    family,
-    flat,
-    leaves,
-    narrow,
-    pin,
-    regroup,
-    size_of,
-    specialise,
-    sum_of,
-    unify,
-)
+from hf_retarget.graph import axes as algebra
+from hf_retarget.graph.axes import Misaligned, Pin, Product, Shape, axis_of, flat, size_of
 from hf_retarget.graph.signature import TensorPattern, parse, pinned
 
 Result = Shape | list[Shape]
@@ -67,11 +52,13 @@ class Call:
         return self.arguments.get(name, default)
 
     def shape(self, value: Any) -> Shape:
-        """The axes of an argument, given by name or as a value.
+        """The axes of an argument, given by name, as a value, or as its axes already.
 
         A constant pins the axes along which it varies; the others are fresh.
         """
         value = self.arguments[value] if isinstance(value, str) else value
+        if isinstance(value, tuple):
+            return value
         if not isinstance(value, Value):
             raise RuleError(f"{self.where}: expected a tensor, found {value!r}")
         if value.constant is None:
@@ -107,15 +94,15 @@ class Call:
 
     def fresh(self, size: int) -> Product:
         """A new axis about which nothing is known: it is free."""
-        return () if size == 1 else (Atom(size),)
+        return axis_of(size)
 
     def pinned(self, size: int, reason: str = "spatial") -> Product:
         """A new pinned axis."""
-        return () if size == 1 else (Atom(size, Pin(reason, self.where)),)
+        return axis_of(size, Pin(reason, self.where))
 
     def pin(self, axis: Product, reason: str = "spatial") -> None:
         """Pin an axis."""
-        pin(axis, Pin(reason, self.where))
+        algebra.pin(axis, Pin(reason, self.where))
 
     def mix(self, shape: Shape, dims: Iterable[int], reason: str = "spatial") -> None:
         """Pin some axes whose positions the operator mixes, so that nothing may vary along them."""
@@ -139,7 +126,7 @@ class Call:
                 first = other
             elif flat(other):
                 try:
-                    unify(first, other)
+                    algebra.unify(first, other)
                 except Misaligned:
                     self.pin((*first, *other), "misaligned")
         return first
@@ -157,7 +144,7 @@ class Call:
         if size_of(merged) != prod(sizes):
             raise RuleError(f"{self.where}: cannot reshape {size_of(merged)} elements to {list(sizes)}")
         try:
-            return regroup(merged, sizes)
+            return algebra.regroup(merged, sizes)
         except Misaligned:
             self.pin(tuple(merged), "misaligned")
             return [self.pinned(size, "misaligned") for size in sizes]
@@ -165,13 +152,13 @@ class Call:
     def narrow(self, shape: Shape, dim: int, start: int, length: int) -> Shape:
         """The shape of ``x[..., start : start + length, ...]``."""
         try:
-            piece, keys = narrow(shape[dim], start, length)
+            piece, keys = algebra.narrow(shape[dim], start, length)
         except Misaligned:
             self.mix(shape, [dim], "misaligned")
             return (*shape[:dim], self.pinned(length, "misaligned"), *shape[dim + 1 :])
         others = list(shape)
         for key in keys:
-            others = [specialise(axis, key) for axis in others]
+            others = [algebra.specialise(axis, key) for axis in others]
         others[dim] = piece
         return tuple(others)
 
@@ -180,34 +167,32 @@ class Call:
         shapes = [shape for shape in shapes if size_of(shape[dim])] or list(shapes[:1])
         if len(shapes) == 1:
             return shapes[0]
-        axis = sum_of([shape[dim] for shape in shapes])
+        axis = algebra.sum_of([shape[dim] for shape in shapes])
         result: list[Product] = []
         for other, axes in enumerate(zip(*shapes, strict=True)):
             if other == dim:
                 result.append((axis,))
-            elif any(leaf.pin is not None for each in axes for leaf in leaves(each)):
+            elif any(leaf.pin is not None for each in axes for leaf in algebra.leaves(each)):
                 result.append(self.unify(*axes))
+            elif all(flat(each) == flat(axes[0]) for each in axes):
+                result.append(tuple(flat(axes[0])))
             else:
-                result.append(self._family(axis, axes))
+                result.append((algebra.family(axis, axes),))
         return tuple(result)
-
-    def _family(self, outer: Atom, axes: Sequence[Product]) -> Product:
-        first = flat(axes[0])
-        if all(flat(axis) == first for axis in axes):
-            return tuple(first)
-        return (family(outer, axes),)
 
     # ------------------------------------------------------------------ signatures
 
     def relate(self, signature: str, operands: Sequence[Any] | None = None, **sizes: int) -> Result:
         """Apply a signature to the tensor arguments (or to `operands`, where None means absent)."""
         parsed = parse(signature)
-        shapes = self._operands(parsed.inputs, operands)
+        if operands is None:
+            schema = self.node.target._schema.arguments  # type: ignore[union-attr]
+            operands = [self.get(argument.name) for argument in schema if "Tensor" in str(argument.type)]
         names: dict[str, Product] = {}
         batch: list[Shape] = []
-        for pattern, shape in zip(parsed.inputs, shapes, strict=False):
-            if shape is not None:
-                self._bind(pattern, shape, names, batch, sizes)
+        for pattern, operand in zip(parsed.inputs, operands, strict=False):
+            if operand is not None:
+                self._bind(pattern, self.shape(operand), names, batch, sizes)
         for name, size in sizes.items():
             names.setdefault(name, self.pinned(size) if pinned(name) else self.fresh(size))
         common = self.broadcast(batch)
@@ -217,14 +202,6 @@ class Call:
             for pattern, size in zip(parsed.outputs, self.all_sizes, strict=True)
         ]
         return outputs[0] if isinstance(self.node.meta["val"], Tensor) else outputs
-
-    def _operands(self, patterns: Sequence[TensorPattern], operands: Sequence[Any] | None) -> list[Shape | None]:
-        if operands is None:
-            schema = self.node.target._schema.arguments  # type: ignore[union-attr]
-            operands = [self.get(argument.name) for argument in schema if "Tensor" in str(argument.type)]
-        return [
-            None if value is None else value if isinstance(value, tuple) else self.shape(value) for value in operands
-        ]
 
     def _bind(
         self,
@@ -272,16 +249,16 @@ class Call:
         count = len(pattern.head) + len(middle) + len(pattern.tail)
         if count != len(sizes):
             raise RuleError(f"{self.where}: the output has {len(sizes)} axes, its rule gives {count}")
-        head = [self._product(axis, size, names) for axis, size in zip(pattern.head, sizes, strict=False)]
-        tail_sizes = sizes[len(head) + len(middle) :]
-        tail = [self._product(axis, size, names) for axis, size in zip(pattern.tail, tail_sizes, strict=True)]
-        return (*head, *middle, *tail)
 
-    def _product(self, pattern: Sequence[str], size: int, names: dict[str, Product]) -> Product:
-        if len(pattern) == 1 and pinned(pattern[0]):
-            known = names.get(pattern[0])
-            return known if known is not None and size_of(known) == size else self.pinned(size)
-        return tuple(atom for name in pattern for atom in names[name])
+        def product(axis: Sequence[str], size: int) -> Product:
+            if len(axis) == 1 and pinned(axis[0]):
+                known = names.get(axis[0])
+                return known if known is not None and size_of(known) == size else self.pinned(size)
+            return tuple(atom for name in axis for atom in names[name])
+
+        start = len(pattern.head)
+        tail = map(product, pattern.tail, sizes[start + len(middle) :])
+        return (*map(product, pattern.head, sizes[:start]), *middle, *tail)
 
 
 def constant_shape(value: Tensor, why: Pin) -> Shape:
@@ -290,5 +267,5 @@ def constant_shape(value: Tensor, why: Pin) -> Shape:
     shape: list[Product] = []
     for dim, size in enumerate(value.shape):
         uniform = known and bool((value == value.narrow(dim, 0, 1)).all())
-        shape.append(() if size == 1 else (Atom(size, None if uniform else why),))
+        shape.append(axis_of(size, None if uniform else why))
     return tuple(shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 from hf_retarget.graph.axes import Atom, Key, Pin, Shape, find, flat, size_of, starts, unify_or_pin
@@ -57,11 +58,8 @@ def _spread(axis: Iterable[Atom], dim: int, stride: int) -> list[Place]:
 def _conditioned(place: Place, conditions: Sequence[Key]) -> list[Place]:
     for key, member in place.atom.special:
         if find(member) is not place.atom and any(key.covers(condition) for condition in conditions):
-            return [
-                final
-                for part in _spread((member,), place.dim, place.stride)
-                for final in _conditioned(part, conditions)
-            ]
+            parts = _spread((member,), place.dim, place.stride)
+            return [final for part in parts for final in _conditioned(part, conditions)]
     return [place]
 
 
@@ -150,8 +148,8 @@ def _offenders(shapes: Sequence[Shape]) -> list[tuple[Atom, list[Atom]]]:
     loose: dict[Atom, set[Atom]] = {}
     concerned = []
     for shape in shapes:
-        families = _families(shape)
-        if families:
+        reached = (atom for axis in shape for atom in _reached(axis))
+        if families := [atom for atom in reached if atom.special and atom.parts is None]:
             concerned.append((shape, families))
             loose |= {atom: _contradictory(atom) for atom in families if atom not in loose}
     if not any(loose.values()):  # paths are well defined only once contradictions are gone
@@ -186,12 +184,8 @@ def _contradictory(atom: Atom) -> set[Atom]:
     # The outer atoms that cannot be had whatever the tensors hold.
     keys = [key for key, _ in atom.special]
     outers = list(dict.fromkeys(find(key.atom) for key in keys))
-    overlapping = {
-        find(one.atom)
-        for i, one in enumerate(keys)
-        for other in keys[:i]
-        if one.overlaps(other) and not one.same(other)
-    }
+    pairs = combinations(keys, 2)
+    overlapping = {find(one.atom) for one, other in pairs if one.overlaps(other) and not one.same(other)}
     members = [member for _, member in atom.special if find(member) is not atom]
     circular = members and atom in _reached(members)  # itself the member of a member: there is only one
     # Over two outer atoms a family would have to agree with itself where both hold; it may keep the first.
@@ -208,10 +202,6 @@ def _reached(axis: Iterable[Atom]) -> set[Atom]:
             found.add(atom)
             queue += flat([*(atom.parts or ()), *(member for _, member in atom.special)])
     return found
-
-
-def _families(shape: Shape) -> list[Atom]:
-    return [atom for axis in shape for atom in _reached(axis) if atom.special and atom.parts is None]
 
 
 # ---------------------------------------------------------------------- families that hold

@@ -127,8 +127,7 @@ class Block(NamedTuple):
         return tensor.as_strided(sizes, strides, tensor.storage_offset() + self.offset)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """How the groups act on one tensor."""
 
     shape: tuple[int, ...]

@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -234,7 +235,7 @@ class PermutationGraph:
         return {
             "format": _FORMAT,
             "groups": [asdict(group) for group in self.groups],
-            "layouts": {name: [layout.shape, layout.blocks] for name, layout in self.layouts.items()},
+            "layouts": dict(self.layouts),
             "parameters": sorted(self.parameters),
             "pinned": [asdict(pinned) for pinned in self.pinned],
             "unknown_operators": [asdict(unknown) for unknown in self.unknown_operators],
@@ -255,61 +256,30 @@ class PermutationGraph:
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise PermutationError(f'\'{path}\' is not a permutation graph (no "format": "{_FORMAT}")')
         try:
-            _check_types(document)
-            return cls(
-                groups=tuple(_group(entry) for entry in document["groups"]),
-                layouts={name: _layout(*entry) for name, entry in document["layouts"].items()},
-                parameters=frozenset(document["parameters"]),
-                pinned=tuple(
-                    PinnedAxis(Axis(*entry["axis"]), entry["reason"], entry["where"]) for entry in document["pinned"]
-                ),
-                unknown_operators=tuple(UnknownOperator(**entry) for entry in document["unknown_operators"]),
-                tied=document["tied"],
-            )
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise PermutationError(f"'{path}' is damaged: {type(error).__name__}: {error}") from error
+            graph = TypeAdapter(cls).validate_json(json.dumps(document), strict=True)
+            if len(document) <= len(fields(cls)):  # some have defaults, but none may be missing here
+                raise ValueError("a part is missing")
+            graph._check_sizes()
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise PermutationError(f"'{path}' is damaged: {first['msg']} (in '{where}')") from error
+        except ValueError as error:
+            raise PermutationError(f"'{path}' is damaged: {error}") from error
+        return graph
 
-
-def _check_types(document: dict[str, Any]) -> None:
-    """Refuse a document that would only fail when the graph is used."""
-
-    def numbers(values: Any, least: int) -> bool:
-        return all(type(value) is int and least <= value < 2**63 for value in values)
-
-    names = [group["name"] for group in document["groups"]]
-    known = {*names, None}
-    if not all(isinstance(name, str) for name in (*names, *document["parameters"])):
-        raise ValueError("a name is not a text")
-    if not isinstance(document["tied"], dict) or not all(isinstance(name, str) for name in document["tied"].values()):
-        raise ValueError("tied is not an object of names")
-    for group in document["groups"]:
-        if not numbers((group["size"], *group["blocks"]), 1) or not known.issuperset(group["outer"]):
-            raise ValueError(f"group '{group['name']}' has impossible sizes")
-    for name, (shape, blocks) in document["layouts"].items():
-        for offset, factors in blocks:
-            inside = math.prod(shape) > offset if numbers((offset, *shape), 0) else False
-            if not inside or not all(numbers(factor[:3], 0) and factor[3] in known for factor in factors):
-                raise ValueError(f"the layout of '{name}' is impossible")
-
-
-def _group(entry: dict[str, Any]) -> Group:
-    return Group(
-        name=entry["name"],
-        size=entry["size"],
-        blocks=tuple(entry["blocks"]),
-        outer=tuple(entry["outer"]),
-        nesting=tuple(tuple(places) for places in entry["nesting"]),
-        axes=tuple(Axis(*axis) for axis in entry["axes"]),
-    )
-
-
-def _layout(shape: list[int], blocks: list[Any]) -> Layout:
-    return Layout(tuple(shape), tuple(Block(offset, tuple(map(_factor, factors))) for offset, factors in blocks))
-
-
-def _factor(entry: list[Any]) -> Factor:
-    size, stride, dim, group, outer = entry
-    return Factor(size, stride, dim, group, tuple(outer))
+    def _check_sizes(self) -> None:
+        """Raise ValueError for what would only fail when the graph is used."""
+        known = {None, *self._by_name}
+        for group in self.groups:
+            if not known.issuperset(group.outer) or min(group.shape) < 1:
+                raise ValueError(f"group '{group.name}' has impossible sizes")
+        for name, layout in self.layouts.items():
+            for offset, factors in layout.blocks:
+                numbers = (offset, *layout.shape, *(number for factor in factors for number in factor[:3]))
+                possible = min(numbers) >= 0 and offset < math.prod(layout.shape)
+                if not possible or not known.issuperset(factor.group for factor in factors):
+                    raise ValueError(f"the layout of '{name}' is impossible")
 
 
 # ---- tables that stay in order

@@ -154,7 +154,11 @@ def _decisions(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str,
         twin = copy.deepcopy(model).cpu()
     taken = []
     for scale in (None, 1.0, -1.0):
-        positional, named = (arguments, keywords) if scale is None else _random((arguments, keywords), scale)
+
+        def draw(example: Tensor, scale: float | None = scale) -> Tensor:
+            return example if scale is None or not example.is_floating_point() else scale * torch.rand_like(example)
+
+        positional, named = pytree.tree_map_only(Tensor, draw, (arguments, keywords))
         decisions = _Decisions()
         with torch.no_grad(), decisions:
             twin.eval()(*positional, **named)
@@ -164,13 +168,6 @@ def _decisions(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str,
             "it takes another branch for another input (an `if` on a tensor), so there is no single graph"
         )
     return taken[0]
-
-
-def _random(inputs: Any, scale: float) -> Any:
-    def draw(example: Tensor) -> Tensor:
-        return scale * torch.rand_like(example) if example.is_floating_point() else example
-
-    return pytree.tree_map_only(Tensor, draw, inputs)
 
 
 @contextmanager

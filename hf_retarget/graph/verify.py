@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -137,9 +136,14 @@ class _Probe:
         self.generator = torch.Generator().manual_seed(seed)
         self.twin = _double(model).eval()
         self.parameters = {name for name, _ in self.twin.named_parameters()}
-        self.state = {name: self.randomise(name, value) for name, value in _untied(self.twin).items()}
+        own: dict[int, tuple[str, Tensor]] = {}  # one name each: a functional call ties parameters by itself
+        for name, value in self.twin.state_dict(keep_vars=True).items():
+            own.setdefault(id(value), (name, value.detach()))
+        self.state = {name: self.randomise(name, value) for name, value in own.values()}
         arguments = example_arguments(model, example_input)
-        self.arguments: Any = pytree.tree_map_only(Tensor, self._random_input, arguments)
+        self.arguments: Any = pytree.tree_map_only(
+            Tensor, lambda each: self._normal(each.shape) if each.is_floating_point() else each, arguments
+        )
         self.output = self._run(self.state)
         self.scales = [float(value.abs().max()) if value.numel() else 0.0 for value in self.output]
         finite = all(bool(torch.isfinite(value).all()) for value in self.output)
@@ -154,15 +158,20 @@ class _Probe:
         clear_caches(self.twin)
         positional, keywords = pytree.tree_map_only(Tensor, Tensor.clone, self.arguments)  # written to by some models
         fresh = {name: value if name in self.parameters else value.clone() for name, value in state.items()}
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
         try:
-            with torch.no_grad(), _float64():
+            with torch.no_grad(), _Lift():
                 output = functional_call(self.twin, fresh, positional, keywords)
         except Exception as error:  # whatever the model's own code raises
             reason = f"{type(error).__name__}: {error}".strip(": ")
             raise TraceError(
                 f"{type(self.twin).__name__} cannot be run in float64 on this example input: {reason}"
             ) from error
-        return [_real(value) for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
+        finally:
+            torch.set_default_dtype(default)
+        found = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
+        return [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each.double() for each in found]
 
     def deviation(self, state: Mapping[str, Tensor]) -> float:
         """The largest change of any output tensor, relative to its largest element."""
@@ -186,9 +195,6 @@ class _Probe:
     def _normal(self, shape: torch.Size) -> Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float32).double()  # four times faster so
 
-    def _random_input(self, example: Tensor) -> Tensor:
-        return self._normal(example.shape) if example.is_floating_point() else example
-
     def randomise(self, name: str, value: Tensor) -> Tensor:
         """New random values for one tensor."""
         if value.is_complex():
@@ -204,14 +210,6 @@ class _Probe:
         return torch.rand(value.shape, generator=self.generator, dtype=torch.float64) + 0.5
 
 
-def _untied(model: nn.Module) -> dict[str, Tensor]:
-    # One name for each tensor: a functional call gives tied parameters the same value by itself.
-    state: dict[int, tuple[str, Tensor]] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        state.setdefault(id(value), (name, value.detach()))
-    return dict(state.values())
-
-
 def _double(model: nn.Module) -> nn.Module:
     # The weights of the copy are never read, since every run brings its own: untouched memory costs nothing. A buffer
     # that is a single number keeps its value.
@@ -223,18 +221,11 @@ def _double(model: nn.Module) -> nn.Module:
         precise = torch.complex128 if tensor.is_complex() else torch.float64
         if id(tensor) in own:
             return torch.empty(tensor.shape, dtype=precise)
-        return (
-            torch.zeros(tensor.shape, dtype=precise)
-            if tensor.is_meta
-            else tensor.detach().to("cpu", precise, copy=True)
-        )
+        if tensor.is_meta:
+            return torch.zeros(tensor.shape, dtype=precise)
+        return tensor.detach().to("cpu", precise, copy=True)
 
     return copy_model(model, to_double)
-
-
-def _real(value: Tensor) -> Tensor:
-    real: Tensor = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.double()
-    return real
 
 
 class _Lift(TorchFunctionMode):
@@ -247,17 +238,6 @@ class _Lift(TorchFunctionMode):
             torch.dtype, lambda dtype: torch.float64 if dtype.is_floating_point else dtype, (args, kwargs or {})
         )
         return func(*args, **kwargs)
-
-
-@contextmanager
-def _float64() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Lift():
-            yield
-    finally:
-        torch.set_default_dtype(default)
 
 
 # ---------------------------------------------------------------------- negative controls

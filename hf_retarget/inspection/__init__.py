@@ -2,5 +2,3 @@
 
 from hf_retarget.inspection.picture import draw_fit, draw_page, draw_picture
 from hf_retarget.inspection.summary import Summary, print_summary, summarise
-
-__all__ = ["Summary", "draw_fit", "draw_page", "draw_picture", "print_summary", "summarise"]

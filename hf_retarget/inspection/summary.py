@@ -109,6 +109,10 @@ def summarise(graph: PermutationGraph, model: str) -> Summary:
         )
         for each in graph.groups
     )
+    pinned = []
+    for reason in dict.fromkeys(each.reason for each in graph.pinned):
+        alike = [each for each in graph.pinned if each.reason == reason]
+        pinned.append(PinnedSummary(reason, tuple(dict.fromkeys(str(each.axis) for each in alike)), alike[0].where))
     return Summary(
         model=model,
         fingerprint=graph.fingerprint,
@@ -117,20 +121,11 @@ def summarise(graph: PermutationGraph, model: str) -> Summary:
         share_on_one_free_axis=graph.share(1),
         share_on_two_free_axes=graph.share(2),
         groups=tuple(groups),
-        pinned=_summarise_pinned(graph),
+        pinned=tuple(sorted(pinned, key=lambda each: -len(each.axes))),
         unknown_operators=tuple(dict.fromkeys(map(str, graph.unknown_operators))),
         tied=dict(graph.tied),
         repeats=repeated_blocks(graph),
     )
-
-
-def _summarise_pinned(graph: PermutationGraph) -> tuple[PinnedSummary, ...]:
-    found = []
-    for reason in dict.fromkeys(pinned.reason for pinned in graph.pinned):
-        alike = [pinned for pinned in graph.pinned if pinned.reason == reason]
-        axes = tuple(dict.fromkeys(str(pinned.axis) for pinned in alike))
-        found.append(PinnedSummary(reason, axes, alike[0].where))
-    return tuple(sorted(found, key=lambda each: -len(each.axes)))
 
 
 # ---- as text
@@ -156,7 +151,16 @@ def print_summary(summary: Summary, file: IO[str], everything: bool = False, che
             console.print(_text(f"{each}: {count}; --all lists them.", "dim"))
         if summary.pinned:
             console.print()
-            console.print(_list_pinned(summary, console))
+            rows = [
+                {
+                    "pinned": each.reason,
+                    "axes": str(len(each.axes)),
+                    "example": each.axes[0],
+                    "where": each.where or "-",
+                }
+                for each in summary.pinned
+            ]
+            console.print(_make_table(rows, [""] * len(rows), console, optional=1))
     # Cells are padded to the width of their column; the blanks at the end of a line are noise.
     file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
 
@@ -197,14 +201,6 @@ def _list_groups(summary: Summary, repeats: Sequence[Repeat], console: Console) 
     ]
     styles = [_STYLES[group.role.family] for group in summary.groups if group.name not in hidden]
     return _make_table(rows, styles, console, optional=2)
-
-
-def _list_pinned(summary: Summary, console: Console) -> Table:
-    rows = [
-        {"pinned": each.reason, "axes": str(len(each.axes)), "example": each.axes[0], "where": each.where or "-"}
-        for each in summary.pinned
-    ]
-    return _make_table(rows, [""] * len(rows), console, optional=1)
 
 
 def _make_table(rows: Sequence[Mapping[str, str]], styles: Sequence[str], console: Console, optional: int) -> Table:

@@ -230,7 +230,6 @@ class _Survey:
         figures = self.compose(fine)
         if folder is not None and run.is_main:
             folder.write(figures)
-            folder.forget_points()
         run.accelerator.wait_for_everyone()
         return figures
 
@@ -295,9 +294,7 @@ class _Survey:
                 "y": corner.y,
                 **self.known[corner.shares],
             }
-            for (name, side), corner in zip(
-                self.sides.items(), grid.points, strict=False
-            )  # which begin with the corners
+            for (name, side), corner in zip(self.sides.items(), grid.points, strict=False)  # corners come first
         ]
         figures = {
             "format": FORMAT,

@@ -150,12 +150,8 @@ class PlaneFolder:
         """Keep the points that are known."""
         save_record(self.path / _POINTS, {"run": key, "points": [[list(each), points[each]] for each in points]})
 
-    def forget_points(self) -> None:
-        """Remove the points that were kept, once everything is written."""
-        (self.path / _POINTS).unlink(missing_ok=True)
-
     def write(self, figures: Figures) -> None:
-        """Write everything, each file wholly or not at all."""
+        """Write everything, each file wholly or not at all; finished figures need no points to be kept."""
         chart = draw_plane(figures)
         texts = {
             PLANE: to_json(figures) + "\n",
@@ -166,6 +162,8 @@ class PlaneFolder:
             chart.save(self.path)
             for name, text in texts.items():
                 write_text(self.path / name, text)
+            if figures["finished"]:
+                (self.path / _POINTS).unlink(missing_ok=True)
         except OSError as error:
             raise RetargetError(f"cannot write to '{self.path}': {error}") from error
 

@@ -4,19 +4,3 @@ from hf_retarget.models.checkpoint import Checkpoint, save_model
 from hf_retarget.models.compare import Comparison, Difference, check_alike, compare, head_names, list_differences
 from hf_retarget.models.reference import Peeked, load_checkpoint, peek_checkpoint
 from hf_retarget.models.timm_models import empty_model, random_model
-
-__all__ = [
-    "Checkpoint",
-    "Comparison",
-    "Difference",
-    "Peeked",
-    "check_alike",
-    "compare",
-    "empty_model",
-    "head_names",
-    "list_differences",
-    "load_checkpoint",
-    "peek_checkpoint",
-    "random_model",
-    "save_model",
-]

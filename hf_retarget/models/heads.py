@@ -5,6 +5,7 @@ No checkpoint on the Hub contains the head that its fine-tuning started from, so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,15 +80,15 @@ def match_names(labels: Sequence[str], model_labels: Sequence[str]) -> list[int]
         >>> match_names(["ankle boot", "bag"], ["Bag", "Ankle_boot"]), match_names(["ant"], ["bee"])
         ([1, 0], None)
     """
-    ours, theirs = ([_plain(name) for name in names] for names in (labels, model_labels))
-    if len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):  # plain names do not tell them apart
-        ours, theirs = list(labels), list(model_labels)
+    ours, theirs = simplify_names(labels, model_labels)
     place = {name: number for number, name in enumerate(theirs)}
     return [place[name] for name in ours] if set(ours) == set(theirs) else None
 
 
-def _plain(name: str) -> str:
-    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
+def simplify_names(*labels: Sequence[str]) -> list[list[str]]:
+    """Lists of labels without what does not count: case, `_` and `-`, unless only that tells some apart."""
+    plain = [[" ".join(re.split(r"[_\s-]+", each.casefold())).strip() for each in names] for names in labels]
+    return plain if all(len(set(names)) == len(names) for names in plain) else [list(names) for names in labels]
 
 
 def _reset(model: nn.Module, names: set[str], seed: int) -> None:

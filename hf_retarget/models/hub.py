@@ -118,7 +118,10 @@ class HubModel:
 
     def _look(self) -> tuple[str, dict[str, int], bool]:
         """The commit, the files with their sizes, and whether the Hub was there to be asked."""
-        cached = self._find_snapshot()
+        cached: Path | None = None  # the folder in the cache, …/snapshots/commit, with some or all of the files
+        with suppress(errors.LocalEntryNotFoundError):
+            find = partial(self.api.snapshot_download, revision=self.revision, local_files_only=True)
+            cached = Path(find(self.repository))
         look = partial(self.api.model_info, revision=self.revision, files_metadata=True)
         with explained(ModelError, self.repository, self.revision, words=self._explain):
             try:
@@ -137,14 +140,6 @@ class HubModel:
         found = explain(error, self.repository, self.revision)
         unknown = isinstance(find_cause(error), UnknownHost)
         return f"{found}. There is no folder '{self.repository}' here, either" if unknown else found
-
-    def _find_snapshot(self) -> Path | None:
-        """The folder in the cache, …/snapshots/commit, with some or all of the files."""
-        try:
-            find = partial(self.api.snapshot_download, revision=self.revision, local_files_only=True)
-            return Path(find(self.repository))
-        except errors.LocalEntryNotFoundError:
-            return None
 
     def _not_cached(self, what: str) -> ModelError:
         return ModelError(

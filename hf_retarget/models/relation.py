@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import ModelError
 from hf_retarget.models.hub import HubModel
+from hf_retarget.models.weights import fits
 from hf_retarget.untrusted import parse_json
 
 LINEAGE, DRIFTED, INDEPENDENT = "same lineage", "drifted", "independent"
@@ -32,35 +32,6 @@ SAMPLE_BYTES = 4 << 20
 _SAMPLES = 8  # tensors of which a part is read, each with a request of its own
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@dataclass
-class _Sums:
-    """Of two bases A and C and a fine-tuning B of A."""
-
-    old: float = 0.0
-    new: float = 0.0
-    product: float = 0.0
-    tuning: float = 0.0
-    apart: float = 0.0
-    to_new: float = 0.0
-
-    def add(self, old: Tensor, tuned: Tensor, new: Tensor) -> None:
-        a, b, c = (each.double().flatten() for each in (old, tuned, new))
-        self.old += float(a @ a)
-        self.new += float(c @ c)
-        self.product += float(a @ c)
-        self.tuning += float((b - a).square().sum())
-        self.apart += float((c - a).square().sum())
-        self.to_new += float((b - c).square().sum())
-
-    @property
-    def cosine(self) -> float:
-        return self.product / max(math.sqrt(self.old * self.new), 1e-30)
-
-    @property
-    def drift(self) -> float | None:
-        return math.sqrt(self.apart / self.tuning) if self.tuning else None
 
 
 def list_backbone(model: nn.Module, head: Iterable[str]) -> list[str]:
@@ -85,21 +56,23 @@ def measure_relation(
         >>> measure_relation(old, tuned, new, ["w"]).word
         'same lineage'
     """
-    whole, tensors = _Sums(), {}
+    tensors, total = {}, torch.zeros(6, dtype=torch.float64)
     for name in names:
-        one = _Sums()
-        one.add(old[name], tuned[name], new[name])
-        tensors[name] = (one.cosine, one.drift)
-        for field in vars(whole):
-            setattr(whole, field, getattr(whole, field) + getattr(one, field))
-    lengths = [math.sqrt(each / max(whole.old, 1e-30)) for each in (whole.apart, whole.tuning, whole.to_new)]
-    return RelationFacts(whole.cosine, whole.drift, _name(whole.cosine, whole.drift), tensors, *lengths)
+        a, b, c = (each[name].double().flatten() for each in (old, tuned, new))
+        squares = [(one - other).square().sum() for one, other in ((b, a), (c, a), (b, c))]
+        sums = torch.stack([a @ a, c @ c, a @ c, *squares])
+        tensors[name] = _find_cosine_and_drift(sums)
+        total += sums
+    cosine, drift = _find_cosine_and_drift(total)
+    length, _, _, tuning, apart, to_new = total.tolist()
+    lengths = [math.sqrt(each / max(length, 1e-30)) for each in (apart, tuning, to_new)]
+    word = LINEAGE if drift is None or drift <= NEAR else DRIFTED  # None: only the head was tuned
+    return RelationFacts(cosine, drift, word if cosine >= RELATED else INDEPENDENT, tensors, *lengths)
 
 
-def _name(cosine: float, drift: float | None) -> str:
-    if cosine < RELATED:
-        return INDEPENDENT
-    return LINEAGE if drift is None or drift <= NEAR else DRIFTED  # None: only the head was tuned
+def _find_cosine_and_drift(sums: Tensor) -> tuple[float, float | None]:
+    old, new, product, tuning, apart, _ = sums.tolist()
+    return product / max(math.sqrt(old * new), 1e-30), math.sqrt(apart / tuning) if tuning else None
 
 
 # ---- a sample of the weights, by ranges of their files
@@ -108,14 +81,9 @@ def _name(cosine: float, drift: float | None) -> str:
 def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]) -> RelationFacts | None:
     """The relation by samples of the old base, the tuned model and the new base; None if these share nothing."""
     old, tuned, new = samples
-    names = [
-        name for name in old if name not in set(head) and all(_fits(each.get(name), old[name]) for each in (tuned, new))
-    ]
+    shared = [name for name in old if all(fits(old[name], each.get(name)) for each in (tuned, new))]
+    names = [name for name in shared if name not in set(head)]
     return measure_relation(old, tuned, new, names) if names else None
-
-
-def _fits(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and one.shape == other.shape
 
 
 def sample_weights(files: Iterable[Path], hub: HubModel | None) -> dict[str, Tensor]:

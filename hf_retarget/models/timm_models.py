@@ -20,13 +20,7 @@ from torch import Tensor, nn
 from hf_retarget.errors import ModelError
 from hf_retarget.files import atomic_path, write_json
 from hf_retarget.models.classifier import classifier_names, count_classes, resize_classifier
-from hf_retarget.models.config import (
-    Description,
-    check_arguments,
-    check_entry,
-    check_images,
-    read_labels,
-)
+from hf_retarget.models.config import Description, check_arguments, check_entry, check_images, read_labels
 from hf_retarget.models.weights import SAFE, most_common_dtype, seeded, without_numbers
 from hf_retarget.names import MODEL_CONFIG
 from hf_retarget.words import nearest

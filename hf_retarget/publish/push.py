@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -185,16 +186,22 @@ class _Push:
 
     def _contents(self) -> Iterator[tuple[str, str | bytes]]:
         """What is pushed, by path: bytes where they differ from those of the file, else the path of the file."""
-        command = _read_command(self.files.get(PORT))
+        command = ""  # which the report shows, too
+        with suppress(KeyError, TypeError, ValueError):
+            command = str(read_json(self.files[PORT], MAX_DOCUMENT_BYTES)["command"])
         for name, path in self.files.items():
-            if name == CARD:
-                try:
-                    card = read_bytes(path).decode()
-                except ValueError as error:
+            before = ""
+            try:
+                if name == CARD or name in _WITH_PATHS:
+                    before = read_bytes(path, MAX_DOCUMENT_BYTES).decode()
+            except ValueError as error:
+                if name == CARD:
                     raise PublishError(f"'{path}' cannot be read: {error}; correct it, and push again") from error
-                yield name, address_card(card, self.destination.repository, self.destination.revision).encode()
+            if name == CARD:
+                after = address_card(before, self.destination.repository, self.destination.revision)
             else:
-                yield name, (_shorten(path, command) if name in _WITH_PATHS else None) or str(path)
+                after = shorten_file(path.name, before, command) if before else ""
+            yield name, str(path) if after == before else after.encode()
 
     def make_place(self) -> None:
         """Create the repository and the branch if they do not exist."""
@@ -294,24 +301,6 @@ class _Push:
             kept_card=self._keeps_card(remote),
             new=new,
         )
-
-
-def _read_command(port: Path | None) -> str:
-    """The command line of a port, which its report shows, too."""
-    try:
-        return str(read_json(port, MAX_DOCUMENT_BYTES)["command"]) if port else ""
-    except (KeyError, TypeError, ValueError):
-        return ""
-
-
-def _shorten(path: Path, command: str) -> bytes | None:
-    """A file without the paths of this machine; None if it has none."""
-    try:
-        before = read_bytes(path, MAX_DOCUMENT_BYTES).decode()
-    except ValueError:
-        return None
-    after = shorten_file(path.name, before, command)
-    return None if after == before else after.encode()
 
 
 def _read_back(push: _Push, pushed: Pushed) -> None:

@@ -12,18 +12,3 @@ from hf_retarget.recipe.recipe import (
     preset_names,
     recipe_names,
 )
-
-__all__ = [
-    "SECTIONS",
-    "DataOptions",
-    "Field",
-    "PortOptions",
-    "Recipe",
-    "TrainOptions",
-    "choose_recipe",
-    "fields",
-    "finish_recipe",
-    "load_recipe",
-    "preset_names",
-    "recipe_names",
-]

@@ -3,5 +3,3 @@
 from hf_retarget.report.chart import Chart, Drawing
 from hf_retarget.report.page import render
 from hf_retarget.report.report import Report, compose_report
-
-__all__ = ["Chart", "Drawing", "Report", "compose_report", "render"]

@@ -18,8 +18,6 @@ from hf_retarget.report.page import COLOURS, all_colours, clean
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
 
-__all__ = ["COLOURS", "Chart", "Drawing", "clean"]
-
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _FONT = "DejaVu Sans"  # comes with matplotlib: the same picture everywhere
@@ -64,6 +62,8 @@ class Chart:
     png: bytes = field(repr=False)
     inline: str = field(repr=False)
     """The SVG as a part of a page: with tooltips, and with the colours of the page."""
+    caption: str = ""
+    """What one sees in it, and whether it is good."""
 
     def save(self, folder: str | Path) -> None:
         """Write NAME.svg and NAME.png."""
@@ -142,7 +142,7 @@ class Drawing:
             with rc_context(_STYLE):
                 self.figure.legend(loc="outside lower center", ncols=legend, fontsize=9, handlelength=2.6)
 
-    def finish(self, alt: str) -> Chart:
+    def finish(self, alt: str, caption: str = "") -> Chart:
         """Render. The same drawing gives the same bytes."""
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -175,7 +175,7 @@ class Drawing:
         title = _add_title(root, clean(alt))
         whole = _to_text(root)
         root.remove(title)  # or the browser would show it everywhere in the chart
-        return Chart(self.name, clean(alt), whole, png.getvalue(), _make_part(root, clean(alt)))
+        return Chart(self.name, clean(alt), whole, png.getvalue(), _make_part(root, clean(alt)), caption)
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:

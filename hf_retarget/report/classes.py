@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from hf_retarget.contenders import find_contender
 from hf_retarget.document import PortDocument
-from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS, clean
 from hf_retarget.words import percent
 
 _MANY = 30  # classes that fit into one chart; of more, the extremes are shown
@@ -58,28 +61,46 @@ def draw_classes(document: PortDocument) -> Chart | None:
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-0.03, 1.03)
     drawing.label(f"test {document.measure} on the class", percents="x")
-    better = sum((mine or 0) > (other or 0) for _, mine, other in rows) if them else 0
+    alt = f"Test {document.measure} on {len(shown)} of {len(rows)} classes"
+    if not them:
+        return drawing.finish(f"{alt}.", "There is nothing to compare with.")
+    up, down = (sum(sign * ((mine or 0) - (other or 0)) > 0 for _, mine, other in rows) for sign in (1, -1))
+    what = "port and fine-tuning" if document.result.role == "after" else "the port"
+    few = "" if len(rows) <= _MANY else " Shown are the 15 with the largest lead and the 15 with the largest lag."
     return drawing.finish(
-        f"Test {document.measure} on {len(shown)} of {len(rows)} classes"
-        + (f"; {us.label} is above {them.label} on {better} of them." if them else ".")
+        f"{alt}; {us.label} is above {them.label} on {up} of them.",
+        f"On {up} of {len(rows)} classes {what} is above {them.short}, on {down} below.{few}",
     )
 
 
 def draw_confusion(document: PortDocument) -> Chart | None:
     """What is taken for what: each row a true class, each column what was said."""
+    from matplotlib.colors import to_rgba_array
+    from matplotlib.patches import Rectangle
+
     matrix = document.result.test.confusion
     if not matrix:
         return None
     names, few = document.data.class_names, len(matrix) <= _CELLS
     drawing = Drawing("confusion", 5.0, 4.8)
     axes = drawing.axes
-    shares = [[each / (sum(row) or 1) for each in row] for row in matrix]
+    shares = np.array([[each / (sum(row) or 1) for each in row] for row in matrix])
     if few:
-        _cells(drawing, matrix, shares, names)
+        for (i, j), count in np.ndenumerate(np.array(matrix)):
+            paint, share = COLOURS["accent" if i == j else "other"], float(shares[i, j])
+            cell = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=paint, alpha=max(0.004, 0.85 * share), lw=0)
+            words = "" if i == j else f"\ntaken for {names[j]}"
+            drawing.tip(axes.add_patch(cell), f"{names[i]}{words}\n{count:,} images, {percent(share)} of the class")
+            if len(matrix) <= 12 and count:
+                axes.text(j, i, str(count), ha="center", va="center", color=COLOURS["text"], fontsize=9)
         axes.set_xticks(range(len(names)), [clean(name, _NAME) for name in names], rotation=90)
         axes.set_yticks(range(len(names)), [clean(name, _NAME) for name in names])
     else:
-        _image(drawing, shares)
+        pixels = np.empty((*shares.shape, 4))
+        pixels[...] = to_rgba_array(COLOURS["other"])[0]
+        pixels[np.diag_indices(len(shares))] = to_rgba_array(COLOURS["accent"])[0]
+        pixels[..., 3] = shares**0.5  # so that rare mistakes are seen, too
+        axes.imshow(pixels, interpolation="nearest")
     axes.set_xlim(-0.5, len(matrix) - 0.5)
     axes.set_ylim(len(matrix) - 0.5, -0.5)
     axes.grid(visible=False)
@@ -95,32 +116,6 @@ def list_confusions(document: PortDocument, most: int = 10) -> list[tuple[str, s
     wrong = [(count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if i != j and count]
     first = sorted(wrong, key=lambda each: (-each[0], each[1:]))[:most]
     return [(names[i], names[j], count, count / sum(matrix[i])) for count, i, j in first]
-
-
-def _cells(drawing: Drawing, matrix: Sequence[Sequence[int]], shares: list[list[float]], names: list[str]) -> None:
-    from matplotlib.patches import Rectangle
-
-    for i, row in enumerate(matrix):
-        for j, count in enumerate(row):
-            paint = COLOURS["accent" if i == j else "other"]
-            cell = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=paint, alpha=max(0.004, 0.85 * shares[i][j]), lw=0)
-            drawing.axes.add_patch(cell)
-            words = "" if i == j else f"\ntaken for {names[j]}"
-            drawing.tip(cell, f"{names[i]}{words}\n{count:,} images, {percent(shares[i][j])} of the class")
-            if len(matrix) <= 12 and count:
-                drawing.axes.text(j, i, str(count), ha="center", va="center", color=COLOURS["text"], fontsize=9)
-
-
-def _image(drawing: Drawing, shares: list[list[float]]) -> None:
-    import numpy as np
-    from matplotlib.colors import to_rgba_array
-
-    values = np.array(shares) ** 0.5  # so that rare mistakes are seen, too
-    pixels = np.empty((*values.shape, 4))
-    pixels[...] = to_rgba_array(COLOURS["other"])[0]
-    pixels[np.arange(len(values)), np.arange(len(values))] = to_rgba_array(COLOURS["accent"])[0]
-    pixels[..., 3] = values
-    drawing.axes.imshow(pixels, interpolation="nearest")
 
 
 # ---- single images

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_retarget.contenders import Asked, contenders, find_contender
-from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import render
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS, clean, render
 from hf_retarget.words import duration, percent, plural
 
 Document = Mapping[str, Any]
@@ -54,7 +54,8 @@ def make_table(document: Document) -> tuple[tuple[str, ...], list[tuple[str, ...
                 describe_spread(group["seconds"], "seconds"),
             )
         )
-    return ("group", "runs", "port", *_headings(shown), "best step", "minibatches", "time"), rows
+    columns = (find_contender(name).short for name in shown)
+    return ("group", "runs", "port", *columns, "best step", "minibatches", "time"), rows
 
 
 def list_runs(document: Document) -> list[tuple[str, ...]]:
@@ -95,10 +96,6 @@ def _shown(document: Document) -> list[str]:
     return [name for name in _beside(document) if find_contender(name).drawn]
 
 
-def _headings(names: Sequence[str]) -> list[str]:
-    return [find_contender(name).short for name in names]
-
-
 def draw_comparison_page(document: Document, version: str = "") -> str:
     """One page, without network: the table, test accuracies, and the curves of all ports over each other."""
     shown, (columns, rows) = _shown(document), make_table(document)
@@ -121,7 +118,7 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
         differing=[name.replace("_", " ") for name in document["differing"]],
         columns=columns,
         rows=[tuple(cell.replace(" ± ", "\u00a0±\u00a0") for cell in row) for row in rows],
-        run_columns=("run", "group", "port", *_headings(shown), "best step"),
+        run_columns=("run", "group", "port", *(find_contender(name).short for name in shown), "best step"),
         runs=runs,
         charts={
             "scores": draw_scores(document),

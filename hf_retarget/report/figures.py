@@ -1,4 +1,4 @@
-"""The charts of a report: accuracy over steps and price, agreement of gradients, groups, BatchNorm, and time."""
+"""The charts of a report, each with a sentence or two on what one sees in it, and whether it is good."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from hf_retarget.contenders import contenders
 from hf_retarget.document import ContenderFigures, PortDocument, StepFigures
-from hf_retarget.report.chart import COLOURS, Chart, Drawing
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS
 from hf_retarget.words import duration, number, percent, size
 
 _STAGES = {
@@ -74,9 +75,32 @@ def draw_curve(document: PortDocument) -> Chart | None:
     words = _STEPS if axis == "step" else "factor of the fine-tuning"
     drawing.label(words, f"validation {document.measure}", percents="y", counts="x" if axis == "step" else "")
     others = [f"{each.row.label}: at best {percent(each.validation)}" for each in courses]
-    return drawing.finish(
-        f"Validation {document.measure} over {len(tips)} {axis}s. " + "; ".join([*others, *same]) + "."
+    alt = f"Validation {document.measure} over {len(tips)} {axis}s. " + "; ".join([*others, *same]) + "."
+    return drawing.finish(alt, _describe_curve(document))
+
+
+def _describe_curve(document: PortDocument) -> str:
+    best, port, chance = document.best, document.trail, percent(document.chance)
+    if best is None:
+        return ""
+    if port.row.axis == "factor":
+        return (
+            f"The fine-tuning is added to the new base as it is, by several factors, without gradients. Best is "
+            f"{best.far:g}: {percent(best.top1)}; guessing gives {chance}."
+        )
+    words = (
+        f"Each step adds a little more of the fine-tuning to the new base. The port is best at step {best.step}: "
+        f"{percent(best.top1)}; guessing gives {chance}."
     )
+    if unmatched := document.unmatched:
+        what, top = unmatched.row.label.partition(",")[0], percent(unmatched.validation)
+        words += f" Without matching ({what}) it gets to {top}."
+        if lead := document.matching_lead:
+            words += f" On the test images, the matching is worth {lead.sentence}."
+    last = port.steps[-1]
+    if best.top1 > last.top1 + 0.02:
+        words += f" After the best step it falls to {percent(last.top1)}, so the port stops at the best one."
+    return words
 
 
 def _place(step: StepFigures, axis: str) -> float:
@@ -101,8 +125,23 @@ def draw_price(document: PortDocument) -> Chart | None:
     _limit(drawing, document, [top1 for each in paid for _, top1 in each.curve])
     measure = f"validation {document.measure}"
     drawing.label("training images that went into gradients", measure, percents="y", thousands="x")
-    ends = "; ".join(f"{each.row.label} ends at {percent(each.curve[-1][1])}" for each in paid)
-    return drawing.finish(f"{measure.capitalize()} over the training images spent: {ends}.")
+    ends = {each.name: percent(each.curve[-1][1]) for each in paid}
+    words = "; ".join(f"{each.row.label} ends at {ends[each.name]}" for each in paid)
+    caption, ours, plain = (
+        "The same price means: as many training images behind the gradients. ",
+        document.result,
+        document.alternative,
+    )
+    if plain is None or plain.name not in ends:
+        caption += "Plain fine-tuning was not run."
+    else:
+        what = "Port and fine-tuning" if ours.role == "after" else "The port"
+        caption += (
+            f"{what} ends at {ends.get(ours.name, percent(ours.validation))} of the validation images, plain "
+            f"fine-tuning of the new base at {ends[plain.name]}. A port pays where its line is above that one."
+            + (f" On the test images, it is ahead by {plain.lead.sentence}." if plain.lead else "")
+        )
+    return drawing.finish(f"{measure.capitalize()} over the training images spent: {words}.", caption)
 
 
 def _limit(drawing: Drawing, document: PortDocument, values: Sequence[float]) -> None:
@@ -115,7 +154,7 @@ def _limit(drawing: Drawing, document: PortDocument, values: Sequence[float]) ->
 # ---- does it fit?
 
 
-def draw_cosines(document: PortDocument) -> Chart | None:
+def draw_gradients(document: PortDocument) -> Chart | None:
     """How much the gradients of both sides agree, before and after matching: what the method assumes."""
     steps = {each.step: each.cosines for each in document.trail.steps if each.cosines}
     if not steps:
@@ -141,7 +180,28 @@ def draw_cosines(document: PortDocument) -> Chart | None:
     last = steps[places[-1]]
     return drawing.finish(
         f"Cosine of the gradients of old and new side over {len(steps)} steps; at the last step "
-        f"{number(last.get('before'))} as they are and {number(last.get('after'))} matched."
+        f"{number(last.get('before'))} as they are and {number(last.get('after'))} matched.",
+        _describe_cosines(list(steps.values())),
+    )
+
+
+def _describe_cosines(steps: list[dict[str, float | None]]) -> str:
+    means: dict[str, float | None] = {}
+    for key in ("before", "unseen", "after"):
+        known = [value for each in steps[1:] or steps if (value := each.get(key)) is not None]
+        means[key] = sum(known) / len(known) if known else None
+    words = (
+        "The method assumes that, with the neurons matched, both networks want to learn in the same direction: "
+        "cosine 1 is the same direction, 0 is none in common. As they are: "
+        f"{number(means['before'], 2)} on average; matched: {number(means['after'], 2)}"
+    )
+    if (unseen := means["unseen"]) is None:
+        return f"{words}."
+    words += f", and {number(unseen, 2)} on gradients that the matching had not seen yet, the honest figure."
+    if (before := means["before"]) is None:
+        return words
+    return words + (
+        " Above the orange line is good." if unseen > before + 0.02 else " No better than unmatched: expect little."
     )
 
 
@@ -159,7 +219,13 @@ def draw_moved(document: PortDocument) -> Chart | None:
     drawing.label(_GROUPS, "share of neurons moved", percents="y", counts="x", legend=0)
     total = sum(group["neurons"] for group in groups)
     moved = sum(group["moved"] * group["neurons"] for group in groups) / total
-    return drawing.finish(f"Share of moved neurons in {len(groups)} groups; {percent(moved)} of all {total:,} neurons.")
+    caption = (
+        "Networks that were trained apart keep alike features in different places: to move most neurons is normal."
+    )
+    if still := sum(not group["moved"] for group in groups):
+        caption += f" {still} of {len(groups)} groups stayed as they were."
+    alt = f"Share of moved neurons in {len(groups)} groups; {percent(moved)} of all {total:,} neurons."
+    return drawing.finish(alt, caption)
 
 
 def draw_groups(document: PortDocument) -> Chart | None:
@@ -178,9 +244,13 @@ def draw_groups(document: PortDocument) -> Chart | None:
     _show_all(drawing, len(groups))
     drawing.label(_GROUPS, "cosine within the group", counts="x")
     means = [sum(values) / len(values) for values in (before, after)]
+    best = max(known.values(), key=lambda group: group["after"] - group["before"])
     return drawing.finish(
         f"Cosine of the matched gradients in {len(known)} groups: on average {means[0]:.2f} before, "
-        f"{means[1]:.2f} after."
+        f"{means[1]:.2f} after.",
+        "Where the blue dot is far above the orange square, matching found neurons that learn alike. Most was gained "
+        f"in {best['name']}: {number(best['before'], 2)} → {number(best['after'], 2)}. "
+        "Neighbouring groups share tensors, and so the credit.",
     )
 
 
@@ -213,7 +283,9 @@ def draw_sweeps(document: PortDocument) -> Chart | None:
     drawing.label(sweep, "share of a perfect match", percents="y", counts="x", legend=0)
     return drawing.finish(
         f"The objective at step {best.step} rises from {percent(shares[0])} to {percent(shares[-1])} of a perfect "
-        f"match in {len(best.objectives)} sweeps."
+        f"match in {len(best.objectives)} sweeps.",
+        f"The search at step {best.step} went over all groups until nothing improved: {best.sweeps} sweeps. "
+        "100% would mean that every neuron has an exact twin, which no two networks have.",
     )
 
 
@@ -240,7 +312,11 @@ def draw_batchnorm(document: PortDocument) -> Chart | None:
     drawing.columns(tips)
     _show_all(drawing, len(layers))
     drawing.label("BatchNorm layers, from input to output", "average variance", counts="x")
-    return drawing.finish(f"Average variance of {len(layers)} BatchNorm layers before and after the reset.")
+    return drawing.finish(
+        f"Average variance of {len(layers)} BatchNorm layers before and after the reset.",
+        f"The ported network gets statistics of its own, from {document.batchnorm['batches']} minibatches. Where the "
+        "lines part, the statistics of the new base would no longer have fitted; that they part is normal.",
+    )
 
 
 def _figure(value: float | None) -> str:

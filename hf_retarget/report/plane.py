@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_retarget.errors import RetargetError
 from hf_retarget.files import write_text
-from hf_retarget.report.chart import COLOURS, Chart, Drawing, clean
-from hf_retarget.report.page import render
+from hf_retarget.report.chart import Chart, Drawing
+from hf_retarget.report.page import COLOURS, clean, render
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
 from hf_retarget.words import number, percent
 
@@ -123,8 +123,13 @@ def _draw_contours(figures: Figures) -> Chart:
 
 def _fill(drawing: Drawing, axes: Axes, figures: Figures, values: list[list[float | None]], key: str) -> None:
     from matplotlib.colors import BoundaryNorm
+    from matplotlib.ticker import MaxNLocator
 
-    levels = _loss_levels(figures) if key == "loss" else _accuracy_levels(figures)
+    if key == "loss":
+        levels = _loss_levels(figures)
+    else:
+        scores = [each["top1"] for each in figures["points"]]
+        levels = _rising(list(map(float, MaxNLocator(_LEVELS).tick_values(min(scores), max(scores)))))
     colours, words = ("viridis_r", "{:.4g}") if key == "loss" else ("viridis", "{:.3g}%")
     extend: Literal["max", "neither"] = "max" if key == "loss" else "neither"
     worst = max(levels) * 2 + 1  # a loss that is no number is worse than any number
@@ -137,13 +142,6 @@ def _fill(drawing: Drawing, axes: Axes, figures: Figures, values: list[list[floa
     bar.set_ticks(shown, labels=[words.format(level if key == "loss" else 100 * level) for level in shown])
     bar.outline.set_visible(False)
     bar.ax.tick_params(which="both", length=0, labelcolor=COLOURS["muted"], labelsize=9)
-
-
-def _accuracy_levels(figures: Figures) -> list[float]:
-    from matplotlib.ticker import MaxNLocator
-
-    scores = [each["top1"] for each in figures["points"]]
-    return _rising([float(tick) for tick in MaxNLocator(_LEVELS).tick_values(min(scores), max(scores))])
 
 
 def _loss_levels(figures: Figures) -> list[float]:

@@ -10,55 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from hf_retarget.contenders import PORT
-from hf_retarget.document import ContenderFigures, PortDocument, describe_flips, describe_result
+from hf_retarget.document import PortDocument, describe_flips, describe_result
 from hf_retarget.files import write_text
 from hf_retarget.names import SIDES
-from hf_retarget.report import captions
+from hf_retarget.report import classes, figures
 from hf_retarget.report.chart import Chart
-from hf_retarget.report.classes import (
-    draw_classes,
-    draw_confusion,
-    draw_samples,
-    list_classes,
-    list_confusions,
-    list_samples,
-)
-from hf_retarget.report.figures import (
-    draw_batchnorm,
-    draw_cosines,
-    draw_curve,
-    draw_groups,
-    draw_moved,
-    draw_price,
-    draw_sweeps,
-    draw_time,
-    list_courses,
-)
 from hf_retarget.report.page import render
 from hf_retarget.words import duration, number, percent, plural, size
 
-_CHARTS: dict[str, Callable[[PortDocument], Chart | None]] = {
-    "curve": draw_curve,
-    "price": draw_price,
-    "gradients": draw_cosines,
-    "moved": draw_moved,
-    "groups": draw_groups,
-    "sweeps": draw_sweeps,
-    "batchnorm": draw_batchnorm,
-    "classes": draw_classes,
-    "confusion": draw_confusion,
-    "time": draw_time,
-}
-_CAPTIONS: dict[str, Callable[[PortDocument], str]] = {
-    "curve": captions.caption_curve,
-    "price": captions.caption_price,
-    "gradients": captions.caption_cosines,
-    "moved": captions.caption_moved,
-    "groups": captions.caption_groups,
-    "sweeps": captions.caption_sweeps,
-    "batchnorm": captions.caption_batchnorm,
-    "classes": captions.caption_classes,
-}
+Row = tuple[str, ...]
+
+_CHARTS: tuple[Callable[[PortDocument], Chart | None], ...] = (
+    figures.draw_curve,
+    figures.draw_price,
+    figures.draw_gradients,
+    figures.draw_moved,
+    figures.draw_groups,
+    figures.draw_sweeps,
+    figures.draw_batchnorm,
+    classes.draw_classes,
+    classes.draw_confusion,
+    figures.draw_time,
+)
 
 
 @dataclass(frozen=True)
@@ -87,11 +60,14 @@ def compose_report(
     A chart that cannot be drawn is left out and named: the page appears in any case.
     """
     problems: list[str] = []
-    charts = {name: _attempt(name, partial(draw, document), problems) for name, draw in _CHARTS.items()}
-    charts["samples"] = _attempt("samples", lambda: draw_samples(document, thumbnails or {}), problems)
-    drawn = {name: chart for name, chart in charts.items() if chart is not None}
-    words = {name: _attempt(name, partial(_CAPTIONS[name], document), problems) for name in drawn
-             if name in _CAPTIONS}  # fmt: skip
+    charts: dict[str, Chart | None] = {}
+    drawings = {draw.__name__.removeprefix("draw_"): partial(draw, document) for draw in _CHARTS}
+    for name, draw in (drawings | {"samples": partial(classes.draw_samples, document, thumbnails or {})}).items():
+        try:
+            charts[name] = draw()
+        except Exception as error:  # a picture is no reason to lose a port; that it is missing is said
+            charts[name] = None
+            problems.append(f"{name}: {type(error).__name__}: {error}")
     mark, verdict, kind = split_verdict(document.verdict)
     models = [each for each in (document.result, document.rival) if each]
     html = render(
@@ -102,30 +78,19 @@ def compose_report(
         verdict=verdict,
         kind=kind,
         facts=list_facts(document),
-        test_columns=list_test_columns(document),
-        tests=list_tests(document),
-        step_columns=list_step_columns(document),
-        steps=list_steps(document),
+        tests=tabulate_tests(document),
+        steps=tabulate_steps(document),
         charts=charts,
-        captions={name: text or "" for name, text in words.items()},
         class_columns=("class", *(each.row.label for each in models)),
-        classes=[(name, *map(percent, shares[: len(models)])) for name, *shares in list_classes(document)],
-        confusions=list_confusions(document),
-        samples=list_samples(document, thumbnails or {}),
+        classes=[(name, *map(percent, shares[: len(models)])) for name, *shares in classes.list_classes(document)],
+        confusions=classes.list_confusions(document),
+        samples=classes.list_samples(document, thumbnails or {}),
         inputs=list_inputs(document),
-        options=list_options(document),
+        options=_flatten(document.recipe, ""),
         graph=graph,
         problems=problems,
     )
-    return Report(html, tuple(drawn.values()), graph, tuple(problems))
-
-
-def _attempt(name: str, make: Callable[[], Any], problems: list[str]) -> Any:
-    try:
-        return make()
-    except Exception as error:  # a picture is no reason to lose a port; that it is missing is said
-        problems.append(f"{name}: {type(error).__name__}: {error}")
-        return None
+    return Report(html, tuple(chart for chart in charts.values() if chart), graph, tuple(problems))
 
 
 # ---- what is no picture: verdict, scores, steps, inputs, options
@@ -150,28 +115,20 @@ def list_facts(document: PortDocument) -> list[tuple[str, str, str]]:
     return [(percent(each.test.top1), each.row.label, each.name) for each in shown]
 
 
-def list_test_columns(document: PortDocument) -> tuple[str, ...]:
-    """The headings of the test scores."""
-    also = (f"top-1, {document.also.name}",) if document.also else ()
-    return (
+def tabulate_tests(document: PortDocument) -> tuple[Row, list[Row]]:
+    """All test scores: the headings, and a row for each contender."""
+    also = document.also
+    columns = (
         "on the test images",
         "top-1" if document.labelled else "agreement",
-        *also,
-        "top-5",
-        "loss",
-        "validation",
-        "flips − / +",
-        "price",
+        *((f"top-1, {also.name}",) if also else ()),
+        *("top-5", "loss", "validation", "flips − / +", "price"),
     )
-
-
-def list_tests(document: PortDocument) -> list[tuple[str, ...]]:
-    """All test scores."""
-    return [
+    rows = [
         (
             describe_result(each, document),
             percent(each.test.top1),
-            *((percent(each.also.top1 if each.also else None),) if document.also else ()),
+            *((percent(each.also.top1 if each.also else None),) if also else ()),
             percent(each.test.top5),
             number(each.test.loss),
             percent(each.validation),
@@ -180,17 +137,14 @@ def list_tests(document: PortDocument) -> list[tuple[str, ...]]:
         )
         for each in document.table
     ]
+    return columns, rows
 
 
-def list_step_columns(document: PortDocument) -> tuple[str, ...]:
-    """The headings of the steps."""
-    return ("step", "way", "port", "loss", *(each.row.short for each in _others(document)), "moved", "sweeps", "time")
-
-
-def list_steps(document: PortDocument) -> list[tuple[str, ...]]:
-    """All steps of the port, and of what it is compared with."""
-    courses = [{step.step: step.top1 for step in each.steps} for each in _others(document)]
-    return [
+def tabulate_steps(document: PortDocument) -> tuple[Row, list[Row]]:
+    """All steps of the port, and of what it is compared with: the headings, and a row for each."""
+    others = [each for each in figures.list_courses(document) if each is not document.trail]
+    courses = [{step.step: step.top1 for step in each.steps} for each in others]
+    rows = [
         (
             f"{each.step}{' ★' if each.step == document.trail.best_step else ''}",
             percent(each.far, 0),
@@ -203,10 +157,7 @@ def list_steps(document: PortDocument) -> list[tuple[str, ...]]:
         )
         for each in document.trail.steps
     ]
-
-
-def _others(document: PortDocument) -> list[ContenderFigures]:
-    return [each for each in list_courses(document) if each is not document.trail]
+    return ("step", "way", "port", "loss", *(each.row.short for each in others), "moved", "sweeps", "time"), rows
 
 
 def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
@@ -240,12 +191,9 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
     return rows
 
 
-def list_options(document: PortDocument) -> list[tuple[str, str]]:
-    """Every field of the recipe."""
-    return [(name, value) for name, value in _flat(document.recipe, "") if value not in ("null", "[]", "")]
-
-
-def _flat(value: Any, name: str) -> list[tuple[str, str]]:
+def _flatten(value: Any, name: str) -> list[Row]:
+    """Every field of a recipe that says something."""
     if isinstance(value, dict):
-        return [row for key, each in value.items() for row in _flat(each, f"{name}.{key}" if name else str(key))]
-    return [(name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))]
+        return [row for key, each in value.items() for row in _flatten(each, f"{name}.{key}" if name else str(key))]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return [(name, text)] if text not in ("null", "[]", "") else []

@@ -384,6 +384,30 @@ def test_a_graph_file_with_a_part_missing_is_refused(grouped, tmp_path, missing)
         rt.PermutationGraph.load(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda graph: graph["groups"][0].update(size="8"), "valid integer.*groups.0.size"),
+        (lambda graph: graph["groups"][0].update(size=0), "group .* has impossible sizes"),
+        (lambda graph: graph["groups"][0].update(outer=["nobody"]), "group .* has impossible sizes"),
+        (
+            lambda graph: graph["layouts"].update(w=[[3], [[0, [[3, 1, 0, "nobody", []]]]]]),
+            "layout of 'w' is impossible",
+        ),
+        (lambda graph: graph["layouts"].update(w=[[3], [[3, [[1, 1, 0, None, []]]]]]), "layout of 'w' is impossible"),
+        (lambda graph: graph["layouts"].update(w=[[3], [[0, [[3, -1, 0, None, []]]]]]), "layout of 'w' is impossible"),
+        (lambda graph: graph["layouts"].update(w=[[3], [[0, [[3, 1]]]]]), "required.*layouts.w"),
+        (lambda graph: graph.update(tied={"a": 5}), "valid string.*tied.a"),
+    ],
+)
+def test_a_graph_file_with_an_impossible_value_is_refused(grouped, tmp_path, change, words):
+    document = json.loads(json.dumps(grouped[1].to_json()))
+    change(document)
+    (tmp_path / "graph.json").write_text(json.dumps(document))
+    with pytest.raises(rt.PermutationError, match=f"is damaged: .*{words}"):
+        rt.PermutationGraph.load(tmp_path / "graph.json")
+
+
 def test_a_permutation_file_without_a_fingerprint_is_refused(tmp_path):
     path = tmp_path / "permutation.safetensors"
     save_file({"0": torch.arange(3)}, path, {"format": "hf-retarget/permutation/1"})

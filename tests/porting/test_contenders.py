@@ -33,8 +33,8 @@ from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting.contest import Contest
 from hf_retarget.porting.makers import Declined, Made, keep_base
-from hf_retarget.report.chart import COLOURS
 from hf_retarget.report.comparison import draw_comparison_page
+from hf_retarget.report.page import COLOURS
 
 # name: the roles that it can have, gradients for 3 steps, whether it is a method
 TABLE = {

@@ -11,10 +11,9 @@ import pytest
 
 from hf_retarget.document import parse_document
 from hf_retarget.report import compose_report
-from hf_retarget.report.captions import caption_curve, caption_price
 from hf_retarget.report.classes import draw_classes, list_confusions
 from hf_retarget.report.figures import draw_curve, draw_price, list_paid
-from hf_retarget.report.report import list_facts, list_step_columns, list_steps
+from hf_retarget.report.report import list_facts, tabulate_steps
 
 ALL = ["curve", "price", "gradients", "moved", "groups", "sweeps", "batchnorm", "classes", "confusion", "time"]
 GRAPH = '<svg xmlns="http://www.w3.org/2000/svg" class="graph"><title>graph</title></svg>'
@@ -175,13 +174,13 @@ def test_the_price_counts_images(document):
 
 def test_captions_say_whether_it_is_good(content):
     document = parse_document(content)
-    assert "(naive port) it gets to 25.0%" in caption_curve(document)
-    assert "falls to 50.0%" in caption_curve(document)
-    assert "ends at 68.0%" in caption_price(document)
+    assert "(naive port) it gets to 25.0%" in draw_curve(document).caption
+    assert "falls to 50.0%" in draw_curve(document).caption
+    assert "ends at 68.0%" in draw_price(document).caption
     content["matching_lead"] = {"value": 0.02, "error": 0.015}
-    assert "matching is worth +2.0 points (±1.5, not shown to differ)" in caption_curve(parse_document(content))
+    assert "matching is worth +2.0 points (±1.5, not shown to differ)" in draw_curve(parse_document(content)).caption
     pick(content, "plain")["lead"] = {"value": 0.1, "error": 0.02}
-    assert "ahead by +10.0 points (±2.0)." in caption_price(parse_document(content))
+    assert "ahead by +10.0 points (±2.0)." in draw_price(parse_document(content)).caption
 
 
 def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
@@ -190,9 +189,9 @@ def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
     assert f"step 3\n{document.port.row.label}: 48.0%\n{mask}: 45.0%\n{naive}: 25.0%" in chart.inline
     assert f"{mask}: at best 45.0%; {naive}: at best 25.0%" in chart.alt
     assert ("50.0%", mask, "naive-sign") in list_facts(document)
-    at = list_step_columns(document).index("mask alone")
-    assert {row[at] for row in list_steps(document)} == {"45.0%"}
-    assert "(mask alone) it gets to 45.0%" in caption_curve(document)
+    columns, rows = tabulate_steps(document)
+    assert {row[columns.index("mask alone")] for row in rows} == {"45.0%"}
+    assert "(mask alone) it gets to 45.0%" in draw_curve(document).caption
     masked["contenders"].remove(pick(masked, "plain"))
     without = parse_document(masked)
     assert without.rival.name == "naive-sign", "what the verdict compares the matching with"
@@ -206,7 +205,7 @@ def test_a_port_without_matching_is_not_compared_with_itself_nor_praised_for_mat
     beside = ["naive", "tuned"] if method == "naive-sign" else ["tuned"]
     masked |= {"winner": method, "contenders": [port, *(pick(masked, name) for name in beside)]}
     document = parse_document(masked)
-    assert "matching" not in caption_curve(document)
+    assert "matching" not in draw_curve(document).caption
     assert [kind for *_, kind in list_facts(document)].count(method) == 1
     assert document.rival is (document.find("naive") if method == "naive-sign" else None)
     assert compose_report(document).problems == ()
@@ -221,8 +220,9 @@ def test_small_shares_can_be_told_apart_at_the_axis(documents):
 
 
 def test_only_what_was_run_has_a_column(document):
-    assert list_step_columns(document) == ("step", "way", "port", "loss", "naive", "moved", "sweeps", "time")
-    assert {len(row) for row in list_steps(document)} == {8}
+    columns, rows = tabulate_steps(document)
+    assert columns == ("step", "way", "port", "loss", "naive", "moved", "sweeps", "time")
+    assert {len(row) for row in rows} == {8}
 
 
 def test_without_sample_images_nothing_is_said_about_them(document):

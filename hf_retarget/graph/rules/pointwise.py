@@ -42,10 +42,7 @@ def keep(call: Call) -> Result:
     return tuple(axis if flat(axis) else call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
 
 
-@rule(aten.copy_, aten.masked_fill_, aten.where)
-def combine(call: Call) -> Result:
-    """Like any pointwise operator, though torch does not tag it (or not all of its overloads)."""
-    return pointwise(call)
+rule(aten.copy_, aten.masked_fill_, aten.where)(pointwise)  # torch does not tag all of their overloads
 
 
 @rule(

@@ -19,16 +19,19 @@ _rules: dict[str, Rule] = {}
 
 
 @overload
-def rule(operator: Operator, signature: str, /) -> None: ...
+def rule(operator: Operator, signature: str, /, **sizes: Callable[[Call], int]) -> None: ...
 @overload
 def rule(*operators: Operator) -> Callable[[Rule], Rule]: ...
-def rule(*arguments: Operator | str) -> Callable[[Rule], Rule] | None:
-    """Register how an operator relates axes: a row with a signature, or a decorated function."""
+def rule(*arguments: Operator | str, **sizes: Callable[[Call], int]) -> Callable[[Rule], Rule] | None:
+    """Register how an operator relates axes: a row with a signature, or a decorated function.
+
+    In a row, `sizes` are those of the names that no operand tells.
+    """
     *operators, last = arguments
     if isinstance(last, str):
         text = last
         parse(text)  # a malformed row fails at import, not in a trace
-        _register(operators, lambda call: call.relate(text))
+        _register(operators, lambda call: call.relate(text, None, **{name: size(call) for name, size in sizes.items()}))
         return None
     return lambda function: _register([*operators, last], function)
 

@@ -33,6 +33,11 @@ rule(aten.upsample_bicubic2d, "n c H W -> n c Y X")
 rule(aten._upsample_bicubic2d_aa, "n c H W -> n c Y X")
 rule(aten.upsample_nearest3d, "n c D H W -> n c Z Y X")
 rule(aten.upsample_trilinear3d, "n c D H W -> n c Z Y X")
+rule(aten.im2col, "... c H W -> ... (c K) P", K=lambda call: prod(call["kernel_size"]))
+rule(aten.col2im, "... (c K) P -> ... c H W", K=lambda call: prod(call["kernel_size"]))
+rule(aten.pixel_shuffle, "... (c K) H W -> ... c Y X", K=lambda call: call["upscale_factor"] ** 2)
+rule(aten.pixel_unshuffle, "... c H W -> ... (c K) Y X", K=lambda call: call["downscale_factor"] ** 2)
+rule(aten.channel_shuffle, "n (g c) ... -> n (c g) ...", g=lambda call: call["groups"])
 
 
 @rule(aten.pad, aten.constant_pad_nd)
@@ -77,18 +82,6 @@ def grid_sampler(call: Call) -> Result:
     return call.relate("n c H W, n Y X P -> n c Y X" if flat_image else "n c D H W, n Z Y X P -> n c Z Y X")
 
 
-@rule(aten.im2col)
-def im2col(call: Call) -> Result:
-    """Patches: the second axis becomes channel × place in the patch."""
-    return call.relate("... c H W -> ... (c K) P", None, K=prod(call["kernel_size"]))
-
-
-@rule(aten.col2im)
-def col2im(call: Call) -> Result:
-    """The reverse of `im2col`."""
-    return call.relate("... (c K) P -> ... c H W", None, K=prod(call["kernel_size"]))
-
-
 @rule(aten.unfold)
 def unfold(call: Call) -> Result:
     """Windows along one axis, which come as a new last axis."""
@@ -97,24 +90,6 @@ def unfold(call: Call) -> Result:
     call.mix(tuple(shape), [dim])
     shape[dim] = call.pinned(call.sizes[dim])
     return (*shape, call.pinned(call.sizes[-1]))
-
-
-@rule(aten.pixel_shuffle)
-def pixel_shuffle(call: Call) -> Result:
-    """Channel × place becomes space."""
-    return call.relate("... (c K) H W -> ... c Y X", None, K=call["upscale_factor"] ** 2)
-
-
-@rule(aten.pixel_unshuffle)
-def pixel_unshuffle(call: Call) -> Result:
-    """Space becomes channel × place."""
-    return call.relate("... c H W -> ... (c K) Y X", None, K=call["downscale_factor"] ** 2)
-
-
-@rule(aten.channel_shuffle)
-def channel_shuffle(call: Call) -> Result:
-    """Group × member becomes member × group."""
-    return call.relate("n (g c) ... -> n (c g) ...", None, g=call["groups"])
 
 
 @rule(aten.roll, aten.flip)
