@@ -274,7 +274,8 @@ def draw_drifts(folder: Path) -> None:
                 axes.plot([end], [100 * last], "s", color=colour, markersize=4.5)
         axes.axvline(0.7, color="#94a3b8", linewidth=0.8)
         axes.set_xscale("log")
-        ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if tick < end / 1.3]
+        start = found.mean(pairs[0], "drift")
+        ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if start / 1.3 < tick < end / 1.3]
         axes.set_xticks([*ticks, end], [*map(str, ticks), "independent"])
         axes.minorticks_off()
         axes.set(xlabel="distance of the bases, in lengths of the fine-tuning (d/τ)", ylabel="test accuracy, %")
