@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from hf_retarget.porting.port_all import PortJob as PortJob
     from hf_retarget.porting.port_all import port_all as port_all
     from hf_retarget.porting.result import PortResult as PortResult
+    from hf_retarget.provenance import PortCheck as PortCheck
+    from hf_retarget.provenance import check_port as check_port
     from hf_retarget.recipe import Recipe as Recipe
     from hf_retarget.recipe import load_recipe as load_recipe
     from hf_retarget.training.recorder import TrajectoryRecorder as TrajectoryRecorder
@@ -65,6 +67,7 @@ _MODULES = {
     "porting.port": "port",
     "porting.port_all": "PortJob PortedAll port_all",
     "porting.result": "PortResult",
+    "provenance": "PortCheck check_port",
     "recipe": "Recipe load_recipe",
     "training.recorder": "TrajectoryRecorder",
 }
