@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from hf_retarget.porting.port import port as port
     from hf_retarget.porting.port_all import PortedAll as PortedAll
     from hf_retarget.porting.port_all import PortJob as PortJob
+    from hf_retarget.porting.port_all import Shard as Shard
+    from hf_retarget.porting.port_all import collect_ports as collect_ports
     from hf_retarget.porting.port_all import port_all as port_all
     from hf_retarget.porting.result import PortResult as PortResult
     from hf_retarget.provenance import PortCheck as PortCheck
@@ -65,7 +67,7 @@ _MODULES = {
     "porting.check": "InputCheck check",
     "porting.finetune": "FinetuneResult finetune",
     "porting.port": "port",
-    "porting.port_all": "PortJob PortedAll port_all",
+    "porting.port_all": "PortJob PortedAll Shard collect_ports port_all",
     "porting.result": "PortResult",
     "provenance": "PortCheck check_port",
     "recipe": "Recipe load_recipe",
