@@ -202,7 +202,7 @@ def read_shard(text: str | None, environment: Mapping[str, str]) -> Shard:
         text = f"task {task} of Slurm"  # where its numbers are no plain range, such as --array=0-7
         with suppress(ValueError, ZeroDivisionError):
             text = f"{(int(task) - int(first)) / int(step):g}/{int(count)}"
-    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text or "0/1", re.ASCII)
+    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", "0/1" if text is None else text, re.ASCII)
     if not match or int(match[1]) >= int(match[2]):
         raise PortError(f"there is no part '{text}'; write --shard I/N with I from 0 to N-1, such as 0/8")
     return Shard(int(match[1]), int(match[2]))
@@ -361,8 +361,7 @@ def _look_again(folder: Path, outcome: Outcome) -> Outcome:
             document = read_document(path)
         except PortError as error:
             return replace(outcome, status=FAILED, error=str(error))
-        model = outcome.model or document.models["tuned"].reference
-        return _outcome(PortJob(model, name=outcome.folder), THERE, document)
+        return _outcome(PortJob(outcome.model, name=outcome.folder), THERE, document)
     if outcome.status in (PORTED, THERE):
         return Outcome(outcome.model, outcome.folder, FAILED, f"'{path.parent}' is gone; port it again")
     return outcome
