@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from hf_retarget.provenance import check_port as check_port
     from hf_retarget.recipe import Recipe as Recipe
     from hf_retarget.recipe import load_recipe as load_recipe
+    from hf_retarget.successors import OutdatedModels as OutdatedModels
+    from hf_retarget.successors import outdated as outdated
     from hf_retarget.training.recorder import TrajectoryRecorder as TrajectoryRecorder
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
@@ -71,6 +73,7 @@ _MODULES = {
     "porting.result": "PortResult",
     "provenance": "PortCheck check_port",
     "recipe": "Recipe load_recipe",
+    "successors": "OutdatedModels outdated",
     "training.recorder": "TrajectoryRecorder",
 }
 _LAZY = {name: f"hf_retarget.{module}" for module, names in _MODULES.items() for name in names.split()}
