@@ -40,10 +40,16 @@ if TYPE_CHECKING:
     from hf_retarget.porting.port import port as port
     from hf_retarget.porting.port_all import PortedAll as PortedAll
     from hf_retarget.porting.port_all import PortJob as PortJob
+    from hf_retarget.porting.port_all import Shard as Shard
+    from hf_retarget.porting.port_all import collect_ports as collect_ports
     from hf_retarget.porting.port_all import port_all as port_all
     from hf_retarget.porting.result import PortResult as PortResult
+    from hf_retarget.provenance import PortCheck as PortCheck
+    from hf_retarget.provenance import check_port as check_port
     from hf_retarget.recipe import Recipe as Recipe
     from hf_retarget.recipe import load_recipe as load_recipe
+    from hf_retarget.successors import OutdatedModels as OutdatedModels
+    from hf_retarget.successors import outdated as outdated
     from hf_retarget.training.recorder import TrajectoryRecorder as TrajectoryRecorder
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
@@ -63,9 +69,11 @@ _MODULES = {
     "porting.check": "InputCheck check",
     "porting.finetune": "FinetuneResult finetune",
     "porting.port": "port",
-    "porting.port_all": "PortJob PortedAll port_all",
+    "porting.port_all": "PortJob PortedAll Shard collect_ports port_all",
     "porting.result": "PortResult",
+    "provenance": "PortCheck check_port",
     "recipe": "Recipe load_recipe",
+    "successors": "OutdatedModels outdated",
     "training.recorder": "TrajectoryRecorder",
 }
 _LAZY = {name: f"hf_retarget.{module}" for module, names in _MODULES.items() for name in names.split()}

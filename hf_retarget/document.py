@@ -282,6 +282,8 @@ class PortDocument:
     versions: dict[str, str] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     """All that the result depends on: what `--resume` compares."""
+    files: dict[str, str] = field(default_factory=dict)
+    """The sha256 of each file beside port.json, but for card and report, which may be edited."""
 
     older: ClassVar[tuple[str, ...]] = ("hf-retarget/port/1",)
 

@@ -216,6 +216,11 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def hash_files(folder: Path) -> dict[str, str]:
+    """The sha256 of each file of a folder, those of folders in it left out."""
+    return {path.name: hash_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
 def hash_tensors(weights: Mapping[str, Tensor]) -> str:
     """The sha256 of names, dtypes, shapes and numbers, for weights that are in no file.
 

@@ -11,6 +11,7 @@ PERMUTATION, GRAPH, REPORT, RECIPE, CARD = (
     "recipe.yaml",
     "README.md",
 )
+PORT_ALL_PAGE = "port-all.html"
 INITIAL_HEAD = "initial_head.safetensors"
 """The head that a fine-tuning began with: what the port's head policy `given` needs."""
 

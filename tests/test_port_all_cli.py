@@ -102,7 +102,7 @@ def test_a_failure_does_not_stop_the_rest(finished, models):
     assert [line.split()[-1] for line in lines[1:4]] == ["failed", "ported", "ported"]
     assert any(line.startswith(f"{models / 'other'}: the tuned model") for line in lines)
     assert lines[-1] == f"2 of 3 ported, in {out}"
-    assert sorted(path.name for path in out.iterdir()) == ["port-all.json", "ten", "two"]
+    assert sorted(path.name for path in out.iterdir()) == ["port-all.html", "port-all.json", "ten", "two"]
     assert load_checkpoint(out / "two").labels == PAIR
     assert "[2 of 3]" in result.stderr
 
@@ -169,11 +169,13 @@ def test_an_interrupted_run_goes_on(models, tmp_path, monkeypatch):
         stopped = run(*arguments)
     assert stopped.exit_code == 130
     assert stopped.stderr.splitlines()[-1].startswith("Error: interrupted; the same command ")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".all.work"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".all.work", "port-all.json"]
+    waiting = json.loads((tmp_path / "out" / "port-all.json").read_text())["models"]
+    assert [each["status"] for each in waiting] == ["waiting"]
     resumed = run(*arguments)
     assert resumed.exit_code == 0, resumed.output
     assert "continuing the port after step 2 of 2" in resumed.stderr
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["all", "port-all.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["all", "port-all.html", "port-all.json"]
 
 
 def test_python_takes_jobs_and_several_names_follow_one_option(models, tmp_path):

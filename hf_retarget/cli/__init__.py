@@ -24,6 +24,7 @@ from hf_retarget.cli.evaluate import evaluate
 from hf_retarget.cli.finetune import finetune
 from hf_retarget.cli.inspect import inspect
 from hf_retarget.cli.options import DEBUG, Terminated, resumable
+from hf_retarget.cli.outdated import outdated
 from hf_retarget.cli.plane import plane
 from hf_retarget.cli.port import port
 from hf_retarget.cli.port_all import port_all
@@ -88,5 +89,5 @@ def main() -> None:
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` would tell a third party what is loaded
 
 
-for command in (port, port_all, check, finetune, evaluate, compare, plane, inspect, push, recipes, demo):
+for command in (port, port_all, outdated, check, finetune, evaluate, compare, plane, inspect, push, recipes, demo):
     main.add_command(command)

@@ -1,12 +1,13 @@
-"""``hf-retarget check``: whether a port is possible and what it costs, before any weights are downloaded."""
+"""``hf-retarget check``: whether a port is possible and what it costs, or whether a finished one is what it was."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import bases_options, debug_option, model_options, run_options
+from hf_retarget.cli.options import debug_option, model_options, optional_bases, require, run_options
 from hf_retarget.cli.progress import status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import echo_json, echo_rows
@@ -17,43 +18,75 @@ from hf_retarget.words import estimate, size
 if TYPE_CHECKING:
     from hf_retarget.porting.check import InputCheck, Side
     from hf_retarget.porting.cost import Cost
+    from hf_retarget.provenance import PortCheck
     from hf_retarget.recipe import Recipe
 
 _EXAMPLE = """\b
 Examples:
   hf-retarget check --src-base timm/a --src-ft me/a-birds --new-base timm/b
   hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data cub --json
+  hf-retarget check ported/
 """
 
 _MOST = 5  # differences that are printed
+
+_SIDES = {"source": "src_base", "tuned": "src_ft", "target": "new_base"}
 
 Row = tuple[str, str]
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@bases_options
+@click.argument("ported", required=False, metavar="[PORTED]", type=click.Path(path_type=Path))
+@optional_bases
 @model_options
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @recipe_options("data", "port", required=False)
 @debug_option
 @click.pass_context
-def check(ctx: click.Context, /, recipe: Recipe, quiet: bool, as_json: bool, **options: Any) -> None:
+def check(
+    ctx: click.Context, /, ported: Path | None, recipe: Recipe, quiet: bool, as_json: bool, **options: Any
+) -> None:
     """Find out whether a fine-tuning can be ported, and what that costs, without downloading weights.
 
     Only configurations, headers and a sample of the weights are read, at most 4 MB of a model. Exits with 0 if a port
     is possible, else with 1. A MODEL is a timm name, a Hub id (org/name@revision), a folder, or a file with --arch.
+
+    With PORTED, the folder of a finished port, recompute the hashes of its files and of the models it was made from,
+    and say what does not belong together. A MODEL then says where one of them is now.
     """
+    models = {side: options[name] for side, name in _SIDES.items()}
+    if ported is None:
+        require(src_base=models["source"], src_ft=models["tuned"], new_base=models["target"])
     with status("starting"):
         from hf_retarget.porting.check import check
+        from hf_retarget.provenance import check_port
+    found: InputCheck | PortCheck
     with watch(quiet) as progress:
-        found = check(recipe=recipe, progress=progress, **options)
+        if ported is not None:
+            given = {side: each for side, each in models.items() if each}
+            found = check_port(ported, given, token=options["token"])
+            rows = _describe_port(found)
+        else:
+            found = check(recipe=recipe, progress=progress, **options)
+            rows = _describe(found, matches=recipe.port.method != AUTO)
     if as_json:
         echo_json(found.to_json())
     else:
-        echo_rows(_describe(found, matches=recipe.port.method != AUTO), width=11)
-    if not found.compatible:
+        echo_rows(rows, width=11)
+    if found.problems:
         ctx.exit(1)
+
+
+def _describe_port(found: PortCheck) -> list[Row]:
+    rows = [("files", f"{name}: {state}") for name, state in found.files.items()]
+    for side, pin in found.pins.items():
+        pinned = ", ".join(f"{name} {digest[:12]}" for name, digest in pin.hashes.items()) or "no hash"
+        seen = f"not compared: {pin.unseen}" if pin.unseen else f"compared: {', '.join(pin.compared) or 'none'}"
+        rows.append((SIDES.get(side, side), f"{pin.reference}, commit {pin.revision or '–'}, {pinned}; {seen}"))
+    rows += [("note", note) for note in found.notes]
+    rows += [("problem", problem) for problem in found.problems]
+    return [*rows, ("result", "nothing that was compared differs" if found.whole else "does not belong together")]
 
 
 def _describe(found: InputCheck, *, matches: bool) -> list[Row]:

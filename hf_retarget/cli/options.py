@@ -58,12 +58,24 @@ model_options = _together(
 )
 """How references to models are read."""
 
-bases_options = _together(
-    click.option("--src-base", required=True, metavar="MODEL", help="Old base, where the fine-tuning started."),
-    click.option("--src-ft", required=True, metavar="MODEL", help="Tuned model: the old base after fine-tuning."),
-    click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning moves."),
+_BASES = {
+    "--src-base": "Old base, where the fine-tuning started.",
+    "--src-ft": "Tuned model: the old base after fine-tuning.",
+    "--new-base": "New base, to which the fine-tuning moves.",
+}
+bases_options, optional_bases = (
+    _together(*(click.option(name, required=needed, metavar="MODEL", help=text) for name, text in _BASES.items()))
+    for needed in (True, False)
 )
 """The models of a port."""
+
+
+def require(**values: Any) -> None:
+    """Refuse options that are missing, where only other options tell that they are needed."""
+    for name, value in values.items():
+        if not value:
+            raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.")
+
 
 num_classes_option = click.option(
     "--num-classes", type=click.IntRange(min=1), help="Classes that the model has now, if its files do not tell."

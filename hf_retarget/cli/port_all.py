@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, lock_option, model_options, resumable, run_options
+from hf_retarget.cli.options import debug_option, lock_option, model_options, require, resumable, run_options
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import describe_command, echo, echo_json, print_table
-from hf_retarget.contenders import contenders
+from hf_retarget.contenders import find_contender
+from hf_retarget.names import PORT_ALL_PAGE
 from hf_retarget.words import percent
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ Examples:
   hf-retarget port-all --src-base timm/a --new-base timm/b --models me/birds me/more-birds --data cub --out ported
   hf-retarget port-all --src-base timm/a --new-base timm/b --models-file models.yaml --out ported
   hf-retarget port-all … --reuse-permutation --out ported
+  hf-retarget port-all … --out ported --shard 3/16     # on the fourth of 16 machines
+  hf-retarget port-all --out ported --collect          # when all have ended
 
 \b
 A models file is a list of models, with data and options of their own where needed:
@@ -35,8 +39,8 @@ A models file is a list of models, with data and options of their own where need
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@click.option("--src-base", required=True, metavar="MODEL", help="Old base, from which all fine-tunings started.")
-@click.option("--new-base", required=True, metavar="MODEL", help="New base, to which they are to move.")
+@click.option("--src-base", metavar="MODEL", help="Old base, from which all fine-tunings started.")
+@click.option("--new-base", metavar="MODEL", help="New base, to which they are to move.")
 @click.option("--models", multiple=True, metavar="MODEL …", help="Fine-tunings of the old base.")
 @click.argument("more", nargs=-1, metavar="")
 @click.option(
@@ -51,6 +55,10 @@ A models file is a list of models, with data and options of their own where need
 @click.option(
     "--reuse-permutation", is_flag=True, help="Use the permutation of the first port for all others: no gradients."
 )
+@click.option(
+    "--shard", metavar="I/N", help="Port only part I of N (from 0), on one of N machines; in a Slurm array, its own."
+)
+@click.option("--collect", is_flag=True, help="Port nothing: join what all parts have left in DIR into one page.")
 @click.option(
     "--gradient-cache",
     type=click.Path(file_okay=False, path_type=Path),
@@ -71,7 +79,6 @@ def port_all(
     recipe: Recipe,
     models: tuple[str, ...],
     more: tuple[str, ...],
-    models_file: Path | None,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -79,43 +86,52 @@ def port_all(
     """Port every fine-tuning of an old base to a new one, each into a folder of its own below DIR.
 
     One that fails does not stop the rest. The same command continues where it was interrupted, and skips what is
-    finished. Exits with 1 if any failed.
+    finished. DIR/port-all.html says what to do with each. Exits with 1 if any failed, or, with --collect, is not there.
     """
-    if not (models or models_file):
-        raise click.UsageError("Missing option '--models' or '--models-file'.")
+    shard, collect = options.pop("shard"), options.pop("collect")
+    if collect and (shard or models or options["models_file"]):
+        raise click.UsageError("--collect takes what is in DIR; leave out --shard and the models.")
+    if not collect:
+        require(src_base=options["src_base"], new_base=options["new_base"])
+        if not (models or options["models_file"]):
+            raise click.UsageError("Missing option '--models' or '--models-file'.")
     with status("starting"):
-        from hf_retarget.porting.port_all import port_all
+        from hf_retarget.porting.port_all import collect_ports, port_all, read_shard
     with resumable("; the same command continues"), watch(quiet) as progress:
-        done = port_all(
-            models=[*models, *more],
-            models_file=models_file,
-            recipe=recipe,
-            command=describe_command(sys.argv),
-            progress=progress,
-            **options,
-        )
+        if collect:
+            done = collect_ports(options["out"])
+        else:
+            options["shard"] = read_shard(shard, os.environ)
+            command = describe_command(sys.argv)
+            done = port_all(models=[*models, *more], recipe=recipe, command=command, progress=progress, **options)
     if is_main_process():
         if as_json:
             echo_json({"folder": str(done.out)} | done.to_json())
         else:
             _print(done)
-    if done.failed:
+    if done.failed or done.problems or any(each.status == "waiting" for each in done.outcomes):
         ctx.exit(1)
 
 
 def _print(done: PortedAll) -> None:
-    shown = [each for each in contenders() if each.drawn and any(each.name in one.top1 for one in done.outcomes)]
-    columns = ("model", *(each.short for each in shown), "permutation", "result")
-    print_table(columns, [_row(each, [one.name for one in shown]) for each in done.outcomes])
+    from hf_retarget.report.comparison import list_shown
+
+    shown = list_shown(done.to_json()["models"])
+    columns = ("model", "what to do", *(find_contender(name).short for name in shown), "permutation", "result")
+    print_table(columns, [_row(each, shown) for each in done.outcomes], names=2)
     echo()
     for each in done.failed:
         echo(f"{each.model}: {each.error}")
-    ported = len(done.outcomes) - len(done.failed)
+    for line in done.problems:
+        echo(line)
+    ported = sum(each.status in ("ported", "there") for each in done.outcomes)
     echo(f"{ported} of {len(done.outcomes)} ported, in {done.out}")
+    if done.shard.count == 1:
+        echo(f"Look: {done.out / PORT_ALL_PAGE}", err=True)
 
 
 def _row(outcome: Outcome, names: list[str]) -> tuple[str, ...]:
     permutation = f"of {outcome.permutation_from}" if outcome.permutation_from else "own"
-    words = {"ported": "ported", "there": "there already", "failed": "failed"}[outcome.status]
     figures = (percent(outcome.top1.get(name)) for name in names)
-    return outcome.model, *figures, "–" if outcome.status == "failed" else permutation, words
+    words = {"there": "there already"}.get(outcome.status, outcome.status)
+    return outcome.model, outcome.action or "–", *figures, permutation if outcome.action else "–", words

@@ -26,7 +26,7 @@ from hf_retarget.hub import UnknownHost, ask, explain, explained, fetch_whole, f
 from hf_retarget.models.checkpoint import find_library
 from hf_retarget.models.config import read_config
 from hf_retarget.models.weights import INDEX, PICKLE, SAFE, pickle_only, shard_names, write_hollow
-from hf_retarget.names import CARD, MODEL_CONFIG
+from hf_retarget.names import CARD, MODEL_CONFIG, PORT
 from hf_retarget.untrusted import read_bytes, split_card
 
 _TIMEOUT = 10.0  # seconds
@@ -60,6 +60,7 @@ def fetch_model(
         for companion in find_library(read_config(found)).companions:
             model.fetch(companion)
     model.fetch_weights(allow_pickle)
+    model.fetch(PORT)
     if headers is None:
         with suppress(ModelError):  # an unknown licence is no reason to stop
             model.fetch(CARD)
@@ -106,6 +107,8 @@ class HubModel:
         self.repository, self.revision = split_revision(reference)
         self.api, self.headers = huggingface_hub.HfApi(token=token), headers
         self.folder = headers or Path()
+        self.hashes: dict[str, str] = {}
+        """The sha256 of files, as far as the Hub names them: those of all large ones."""
         self.remaining = 0
         """Bytes of weights that are still on the Hub only."""
         try:
@@ -127,6 +130,7 @@ class HubModel:
             try:
                 # With the files in the cache, there is no reason to wait for a Hub in trouble.
                 found = look(self.repository, timeout=_TIMEOUT) if cached else ask(lambda: look(self.repository))
+                self.hashes = {each.rfilename: each.lfs.sha256 for each in found.siblings or () if each.lfs}
                 return str(found.sha), {each.rfilename: each.size or 0 for each in found.siblings or ()}, True
             except Exception as error:
                 if cached and (is_offline_mode() or is_trouble(error)):

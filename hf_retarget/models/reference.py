@@ -14,6 +14,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from hf_retarget.document import FORMAT
 from hf_retarget.errors import ModelError
 from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.hub import clean_token, is_cached, named_hash
@@ -38,7 +39,8 @@ from hf_retarget.models.weights import (
     weight_files,
     without_numbers,
 )
-from hf_retarget.names import CARD, MODEL_CONFIG
+from hf_retarget.names import CARD, GRAPH, MODEL_CONFIG, PERMUTATION, PORT, RECIPE
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 _SHA256 = 64  # hex digits
 _TIMES, _ROOM = 4, 10**8
@@ -131,6 +133,7 @@ def peek_checkpoint(
 def _find(text: str, how: _Reading) -> _Stored:
     path = Path(text.removeprefix("local-dir:")).expanduser()
     if path.is_dir():
+        check_pins(path, text)
         return _in_folder(path, text, how)
     if path.is_file():
         return _in_file(path, how)
@@ -138,6 +141,7 @@ def _find(text: str, how: _Reading) -> _Stored:
         raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
     if "/" in text or text.startswith(("hf-hub:", "hf_hub:")):
         found = how.fetch(text, config=how.arch is None)
+        check_pins(found.folder, text, found)
         return replace(_in_folder(found.folder, text, how), hub=found)
     return _in_timm(text, how)
 
@@ -188,6 +192,35 @@ def _in_timm(name: str, how: _Reading) -> _Stored:
         convert=True,
         hub=found,
     )
+
+
+def check_pins(folder: Path, where: str, hub: HubModel | None = None) -> None:
+    """Refuse a folder whose model is not the one that the port.json in it pins."""
+    for name, pinned in read_pins(folder / PORT).items():
+        path, found = folder / name, hub.hashes.get(name) if hub else None
+        if name in (RECIPE, GRAPH, PERMUTATION) or not path.is_file():
+            continue
+        if found is None and not (hub and hub.is_hollow(path)):
+            found = _hash(path)
+        if found not in (None, pinned):
+            raise ModelError(
+                f"'{where}' is not what its {PORT} says: the sha256 of {name} begins with {str(found)[:12]}, and with "
+                f"{pinned[:12]} when it was ported; restore it, or remove {PORT} if it was changed on purpose"
+            )
+
+
+def read_pins(path: Path) -> dict[str, str]:
+    """The hashes that a port.json names for the files beside it; none if it is absent, not ours, or names none."""
+    try:
+        content = read_json(path, MAX_DOCUMENT_BYTES) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' is damaged: {error}; restore it, or remove it") from error
+    if not isinstance(content, dict) or not str(content.get("format")).startswith(FORMAT.rpartition("/")[0]):
+        return {}
+    files = content.get("files", {})
+    if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
+        raise ModelError(f"'{path}' is damaged: its files are not names with a sha256; restore it, or remove it")
+    return {name: each for name, each in files.items() if Path(name).name == name}
 
 
 def _looks_like_a_path(text: str) -> bool:

@@ -110,6 +110,12 @@ def sample_weights(files: Iterable[Path], hub: HubModel | None) -> dict[str, Ten
     return sample
 
 
+def read_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors in some safetensors files, by their headers."""
+    entries = (each for path in files for each in _read_header(path).items())
+    return {name: tuple(entry["shape"]) for name, entry in entries if name != "__metadata__"}
+
+
 def _read_bytes(path: Path, start: int, length: int, hub: HubModel | None) -> bytes:
     if hub is not None and hub.is_hollow(path):
         raw = hub.read_range(path.name, start, start + length)

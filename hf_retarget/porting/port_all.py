@@ -1,33 +1,42 @@
-"""Port every fine-tuning of a base to a new one: one after the other, and continue after an interruption."""
+"""Port every fine-tuning of a base to a new one: on one machine or on many, and continue after an interruption."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_retarget import __version__
 from hf_retarget.contenders import find_contender
 from hf_retarget.document import ModelFacts, PortDocument, read_document
 from hf_retarget.errors import FinishedError, PortError, RecipeError, RetargetError
-from hf_retarget.files import lock_folder, remove_leftovers, write_json
+from hf_retarget.files import lock_folder, remove_leftovers, write_json, write_text
+from hf_retarget.hub import one_line
 from hf_retarget.models.hub import split_revision
-from hf_retarget.names import PERMUTATION, PORT, PORT_ALL
+from hf_retarget.names import PERMUTATION, PORT, PORT_ALL, PORT_ALL_PAGE
 from hf_retarget.porting.inputs import Reference
 from hf_retarget.porting.port import PortArguments, port, port_place
+from hf_retarget.porting.verdict import choose_action
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path
 from hf_retarget.recipe import Recipe, choose_recipe, finish_recipe
+from hf_retarget.report.comparison import draw_port_all_page
 from hf_retarget.run import SILENT, Progress, Run, check_arguments, from_main_process, in_main_process, pick
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json, read_yaml
-from hf_retarget.words import nearest
+from hf_retarget.words import nearest, plural
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 FORMAT = "hf-retarget/port-all/1"
+_SUMMARY = re.compile(r"port-all(-\d{1,5}-of-\d{1,5})?\.json", re.ASCII)
+
+PORTED, THERE, FAILED, WAITING = "ported", "there", "failed", "waiting"
+"""What became of a model: ported now, or by an earlier run; not possible; not begun, or not finished."""
 
 
 # ---- what is to be ported
@@ -146,6 +155,59 @@ def _longer(model: str) -> str:
     return f"{path.parent.name}--{path.name}" if path.parent.name else path.name
 
 
+# ---- many machines
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of the parts into which the models are divided, each for a machine of its own.
+
+    Example:
+        >>> jobs = list_jobs(["me/d", "me/b", "me/a", "me/c"])
+        >>> [job.folder for job in Shard(1, 2).choose(jobs)]
+        ['b', 'd']
+    """
+
+    number: int = 0
+    """From 0."""
+    count: int = 1
+
+    @property
+    def summary(self) -> str:
+        """The file with what became of its models."""
+        return PORT_ALL if self.count == 1 else f"{Path(PORT_ALL).stem}-{self.number}-of-{self.count}.json"
+
+    def choose(self, jobs: Sequence[PortJob]) -> tuple[PortJob, ...]:
+        """Every N-th job by the name of its folder: the same in any order, and no two parts share one."""
+        return (
+            tuple(jobs)
+            if self.count == 1
+            else tuple(sorted(jobs, key=lambda job: job.folder)[self.number :: self.count])
+        )
+
+
+def read_shard(text: str | None, environment: Mapping[str, str]) -> Shard:
+    """The part `I/N` that was asked for; without, the place in a job array of Slurm, if this is one.
+
+    Example:
+        >>> read_shard("2/8", {})
+        Shard(number=2, count=8)
+        >>> array = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "16"}
+        >>> read_shard(None, array).summary
+        'port-all-4-of-16.json'
+    """
+    if text is None and (task := environment.get("SLURM_ARRAY_TASK_ID")):
+        wanted = (("MIN", "0"), ("STEP", "1"), ("COUNT", ""))
+        first, step, count = (environment.get(f"SLURM_ARRAY_TASK_{name}", default) for name, default in wanted)
+        text = f"task {task} of Slurm"  # where its numbers are no plain range, such as --array=0-7
+        with suppress(ValueError, ZeroDivisionError):
+            text = f"{(int(task) - int(first)) / int(step):g}/{int(count)}"
+    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", "0/1" if text is None else text, re.ASCII)
+    if not match or int(match[1]) >= int(match[2]):
+        raise PortError(f"there is no part '{text}'; write --shard I/N with I from 0 to N-1, such as 0/8")
+    return Shard(int(match[1]), int(match[2]))
+
+
 # ---- porting all of it
 
 
@@ -157,11 +219,13 @@ class Outcome:
     folder: str
     """Below that of all."""
     status: str
-    """`ported`, `there` (by an earlier run), or `failed`."""
+    """`ported`, `there` (by an earlier run), `failed`, or `waiting`."""
     error: str | None = None
     winner: str | None = None
     top1: Mapping[str, float] = field(default_factory=dict)
     """Accuracy of each contender on the test images."""
+    action: str | None = None
+    """What to do: `port`, `fit a head`, `retrain` or `keep`."""
     verdict: str | None = None
     permutation_from: str | None = None
     """The folder whose permutation was used instead of searching for one."""
@@ -176,23 +240,33 @@ class PortedAll:
     outcomes: tuple[Outcome, ...]
     permutation_from: str | None = None
     """The folder whose permutation the others use, if they were told to."""
+    shard: Shard = Shard()
+    problems: tuple[str, ...] = ()
+    """Parts that have left no result."""
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
         """Those that could not be ported."""
-        return tuple(each for each in self.outcomes if each.status == "failed")
+        return tuple(each for each in self.outcomes if each.status == FAILED)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
-        outcomes = [asdict(each) for each in self.outcomes]
-        return {"format": FORMAT, "permutation_from": self.permutation_from, "models": outcomes}
+        content = {key: value for key, value in asdict(self).items() if key != "out"}
+        return {"format": FORMAT, "models": content.pop("outcomes"), **content}
+
+    def write(self, *, page: bool = False) -> None:
+        """Write the summary, and on request the page about all of them."""
+        write_json(self.out / self.shard.summary, self.to_json())
+        if page:
+            write_text(self.out / PORT_ALL_PAGE, draw_port_all_page(self.to_json(), __version__))
 
 
 class PortAllArguments(PortArguments, total=False):
-    """Options of `port_all` besides models, data, recipe and folder: those of `port`, and two of its own."""
+    """Options of `port_all` besides models, data, recipe and folder: those of `port`, and three of its own."""
 
     models_file: str | Path | None
     reuse_permutation: bool
+    shard: Shard
 
 
 def port_all(
@@ -209,38 +283,97 @@ def port_all(
 
     `models` are references, or `PortJob`s with data and options of their own; `models_file` lists more. A second call
     skips what is finished and continues with what is not. With `reuse_permutation`, the permutation of the first port
-    that succeeds serves for all others, which then take no gradients. The other options are those of `port`.
+    that succeeds serves for all others, which then take no gradients. With `shard`, only a part of the models is
+    ported, and `collect_ports` joins what the parts have done. The other options are those of `port`.
     """
     check_arguments("port_all", options, PortAllArguments)
     rest: dict[str, Any] = {**options}
-    file, reuse = rest.pop("models_file", None), rest.pop("reuse_permutation", False)
+    file, reuse, shard = rest.pop("models_file", None), rest.pop("reuse_permutation", False), rest.pop("shard", Shard())
     overwrite, progress = rest.pop("overwrite", False), rest.get("progress", SILENT)
     common, images = finish_recipe(data, recipe, rest.pop("preset", None), rest.pop("overrides", None))
-    jobs = list_jobs(models, file)
+    every = list_jobs(models, file)
+    jobs = shard.choose(every)
     work = _PortAll(src_base, new_base, common, images, Path(out).expanduser(), overwrite, progress, rest)
-    is_main = Run(**pick(rest, Run)).is_main
+    is_main, donor = Run(**pick(rest, Run)).is_main, work.find_donor() if reuse else None
+    if shard.count > 1:
+        progress.say(f"part {shard.number} of {shard.count} (from 0): {len(jobs)} of {plural(len(every), 'model')}")
+        if reuse and donor is None:
+            raise PortError(
+                f"there is no permutation in '{out}' yet that all parts could use; port one model there first, "
+                "with --reuse-permutation and without --shard"
+            )
     with ExitStack() as stack:
-        in_main_process(lambda: stack.enter_context(_held(work.out, rest.get("lock", True))))
-        done = PortedAll(work.out, (), work.find_donor() if reuse else None)
-        for number, job in enumerate(jobs, start=1):
-            progress.say(f"[{number} of {len(jobs)}] {job.model}")
+        in_main_process(lambda: stack.enter_context(_held(work.out, shard, rest.get("lock", True))))
+        done = PortedAll(work.out, tuple(Outcome(job.model, job.folder, WAITING) for job in jobs), donor, shard)
+        for number, job in enumerate(jobs):
+            if is_main:
+                done.write()
+            progress.say(f"[{number + 1} of {len(jobs)}] {job.model}")
             outcome = work.port(job, done.permutation_from)
             if outcome.error:
                 progress.say(f"failed: {outcome.error}")
             found = done.permutation_from
             if reuse and found is None and work.found_permutation(job, outcome):
                 found = outcome.folder
-            done = replace(done, outcomes=(*done.outcomes, outcome), permutation_from=found)
-            if is_main:
-                write_json(done.out / PORT_ALL, done.to_json())
+            outcomes = (*done.outcomes[:number], outcome, *done.outcomes[number + 1 :])
+            done = replace(done, outcomes=outcomes, permutation_from=found)
+        if is_main:
+            done.write(page=shard.count == 1)
     return done
 
 
+def collect_ports(out: str | Path) -> PortedAll:
+    """Join what all parts have left in a folder, and any other port in it, into one summary and one page."""
+    folder = Path(out).expanduser()
+    summaries = [path for path in folder.glob("port-all*.json") if _SUMMARY.fullmatch(path.name)]
+    summaries.sort(key=lambda path: path.stat().st_mtime)
+    known = {each.folder: each for path in summaries for each in _read_outcomes(path)}
+    for path in folder.glob(f"*/{PORT}"):
+        known.setdefault(path.parent.name, Outcome(path.parent.name, path.parent.name, WAITING))
+    if not known:
+        raise PortError(f"there are no ports in '{out}'; name the folder that was --out for all parts")
+    counts = [int(count) for path in summaries for count in re.findall(r"-of-(\d+)", path.name)]
+    parts = [Shard(number, counts[-1]) for number in range(counts[-1] if counts else 0)]
+    absent = [f"{each.number}/{each.count}" for each in parts if not (folder / each.summary).is_file()]
+    problems = tuple(f"part {each} has left no result; start it with --shard {each}" for each in absent)
+    outcomes = tuple(_look_again(folder, known[name]) for name in sorted(known))
+    donor = next((each.permutation_from for each in outcomes if each.permutation_from), None)
+    done = PortedAll(folder, outcomes, donor, problems=problems)
+    done.write(page=True)
+    return done
+
+
+def _read_outcomes(path: Path) -> list[Outcome]:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        found = TypeAdapter(list[Outcome]).validate_python(read_json(path, MAX_DOCUMENT_BYTES)["models"])
+        return [each for each in found if check_name(each.folder)]
+    except (OSError, ValueError, KeyError, TypeError, ValidationError, RecipeError) as error:
+        raise PortError(f"'{path}' is damaged ({one_line(error)}); remove it, and start its part again") from error
+
+
+def _look_again(folder: Path, outcome: Outcome) -> Outcome:
+    """What a summary says, and what is there now: a later run may have finished it, or it may be gone."""
+    path = folder / outcome.folder / PORT
+    if path.is_file():
+        try:
+            document = read_document(path)
+        except PortError as error:
+            return replace(outcome, status=FAILED, error=str(error))
+        return _outcome(PortJob(outcome.model, name=outcome.folder), THERE, document)
+    if outcome.status in (PORTED, THERE):
+        return Outcome(outcome.model, outcome.folder, FAILED, f"'{path.parent}' is gone; port it again")
+    return outcome
+
+
 @contextmanager
-def _held(out: Path, lock: bool) -> Iterator[None]:
-    with lock_folder(out.resolve(), enabled=lock):
-        if out.is_dir():
-            remove_leftovers(out, below=False)  # folders below have locks of their own
+def _held(out: Path, shard: Shard, lock: bool) -> Iterator[None]:
+    """Keep a second run of the same part out; the folders of single models have locks of their own."""
+    place = out.resolve()
+    with lock_folder(place if shard.count == 1 else place / shard.summary, enabled=lock):
+        if out.is_dir() and shard.count == 1:
+            remove_leftovers(out, below=False)
         yield
 
 
@@ -262,7 +395,7 @@ class _PortAll:
             recipe = job.settle(self.common)
             if (document := self._finished(job, recipe)) is not None:
                 self.progress.say("it is there already, and left as it is")
-                return _outcome(job, "there", document)
+                return _outcome(job, THERE, document)
             place = port_place(self.out / job.folder)
             donor = donor if donor != job.folder and find_contender(recipe.port.method).finds_permutation else None
             if donor:
@@ -283,17 +416,17 @@ class _PortAll:
                 **self.options,
             )
         except FinishedError:  # it was, but for the last move
-            return _outcome(job, "there", read_document(self.out / job.folder / PORT))
+            return _outcome(job, THERE, read_document(self.out / job.folder / PORT))
         except RetargetError as error:
-            return Outcome(job.model, job.folder, "failed", str(error))
+            return Outcome(job.model, job.folder, FAILED, str(error))
         except Exception as error:  # of whatever kind: a model that breaks something must not stop the others
-            return Outcome(job.model, job.folder, "failed", f"{type(error).__name__}: {error}")
+            return Outcome(job.model, job.folder, FAILED, f"{type(error).__name__}: {error}")
         seconds = round(time.monotonic() - began, 1)
-        return replace(_outcome(job, "ported", result.document), seconds=seconds)
+        return replace(_outcome(job, PORTED, result.document), seconds=seconds)
 
     def found_permutation(self, job: PortJob, outcome: Outcome) -> bool:
         """Whether this port searched for a permutation, and found one that the others can use."""
-        method = job.settle(self.common).port.method if outcome.status != "failed" else ""
+        method = job.settle(self.common).port.method if outcome.status != FAILED else ""
         return find_contender(method).finds_permutation and outcome.permutation_from is None
 
     def find_donor(self) -> str | None:
@@ -351,6 +484,14 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _outcome(job: PortJob, status: str, document: PortDocument) -> Outcome:
-    scores = {each.name: each.test.top1 for each in document.contenders}
-    origin, result = document.permutation.origin, document.result.name if document.contenders else None
-    return Outcome(job.model, job.folder, status, None, result, scores, document.verdict, origin)
+    return Outcome(
+        job.model,
+        job.folder,
+        status,
+        winner=document.result.name if document.contenders else None,
+        top1={each.name: each.test.top1 for each in document.contenders},
+        action=choose_action(document),
+        verdict=document.verdict,
+        permutation_from=document.permutation.origin,
+        seconds=round(sum(document.seconds.values()), 1),
+    )

@@ -8,7 +8,7 @@ import random
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from hf_retarget.document import (
 from hf_retarget.errors import PortError
 from hf_retarget.evaluation.paired import count_flips, measure_lead
 from hf_retarget.evaluation.scorer import Score
-from hf_retarget.files import to_json, write_json, write_text
+from hf_retarget.files import hash_files, to_json, write_json, write_text
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.inspection import draw_fit
 from hf_retarget.models import Checkpoint, save_model
@@ -145,7 +145,8 @@ class PortResult:
                 self.permutation.save(folder / PERMUTATION)
                 self.graph.save(folder / GRAPH)
             publish_recipe(self.recipe, folder / RECIPE)
-            write_json(folder / PORT_FILE, self.document.to_json())
+            pinned = replace(self.document, files=hash_files(folder))
+            write_json(folder / PORT_FILE, pinned.to_json())
             self._write_report(folder)
             curve = CURVE if (folder / CURVE).is_file() else None
             rows = [

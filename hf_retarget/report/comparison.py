@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,6 +127,27 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
             "prices": draw_prices(document),
         },
     )
+
+
+def draw_port_all_page(document: Document, version: str = "") -> str:
+    """One page about all models of `port-all`, from its summary: what to do with each, figures and links."""
+    models = document["models"]
+    shown = list_shown(models)
+    counts = Counter(each["action"] or each["status"] for each in models)
+    return render(
+        "port_all.html",
+        title=f"{plural(len(models), 'fine-tuning')} on a new base",
+        version=version,
+        document=document,
+        counts=counts.most_common(),
+        columns=_headings(shown),
+        shown=shown,
+    )
+
+
+def list_shown(models: Sequence[Document]) -> list[str]:
+    """The contenders that have a column in the table of `port-all`."""
+    return [each.name for each in contenders() if each.drawn and any(each.name in one["top1"] for one in models)]
 
 
 def draw_scores(document: Document) -> Chart:

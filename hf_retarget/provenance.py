@@ -1,0 +1,163 @@
+"""Whether a finished port is what its port.json says: its own files, and the three models it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hf_retarget.document import ModelFacts, PortDocument, read_document
+from hf_retarget.errors import PortError, RetargetError
+from hf_retarget.files import hash_file
+from hf_retarget.graph import Permutation, PermutationGraph
+from hf_retarget.models import peek_checkpoint
+from hf_retarget.models.hub import HubModel
+from hf_retarget.models.timm_models import is_timm
+from hf_retarget.models.weights import weight_files
+from hf_retarget.names import GRAPH, MODEL_CONFIG, PERMUTATION, PORT, RECIPE, SIDES
+from hf_retarget.recipe import load_recipe
+from hf_retarget.untrusted import read_yaml
+
+FORMAT = "hf-retarget/check-port/1"
+
+_AGAIN = "restore the folder from where it was published, or make the port again"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One of the models that went in, as port.json pins it."""
+
+    reference: str
+    revision: str | None
+    """The commit, if it came from the Hub."""
+    hashes: Mapping[str, str]
+    compared: tuple[str, ...] = ()
+    """Files that were found, and have these hashes."""
+    unseen: str | None = None
+    """Why it could not be compared."""
+
+
+@dataclass(frozen=True)
+class PortCheck:
+    """What was found about a finished port."""
+
+    folder: str
+    files: Mapping[str, str]
+    """Its own files: `same`, `differs` or `missing`; none if an older version did not pin them."""
+    pins: Mapping[str, Pin]
+    """source, tuned and target, and tuned_target if there was one."""
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was found that does not belong together."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return {"format": FORMAT, "whole": self.whole, **asdict(self)}
+
+
+@dataclass
+class _Findings:
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check_port(
+    folder: str | Path, models: Mapping[str, str | Path] | None = None, *, token: str | None = None
+) -> PortCheck:
+    """Recompute the hashes of a finished port and of the models it was made from, and find what does not fit.
+
+    `models` says where inputs are that came from a path, which port.json does not reveal: `source`, `tuned`, `target`.
+    Those from the Hub are compared by the hashes that it names for the pinned commit; nothing is downloaded.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise PortError(f"there is no folder '{folder}'; for a port on the Hub: hf download {folder} --local-dir DIR")
+    document, found = read_document(place / PORT), _Findings()
+    files = _compare_files(place, document, found)
+    if not found.problems:
+        _compare_parts(place, document, found)
+    given = models or {}
+    pins = {side: _compare_input(side, facts, given.get(side), token, found) for side, facts in document.models.items()}
+    return PortCheck(str(folder), files, pins, tuple(found.problems), tuple(found.notes))
+
+
+def _compare_files(place: Path, document: PortDocument, found: _Findings) -> dict[str, str]:
+    if not document.files:
+        found.notes.append(f"its own files are not pinned: version {document.version} did not record their hashes")
+    states = {}
+    for name, pinned in document.files.items():
+        path = place / Path(name).name
+        states[name] = "missing" if not path.is_file() else "same" if hash_file(path) == pinned else "differs"
+    words = {"missing": "is missing", "differs": f"is not the file that {PORT} pins"}
+    found.problems += [f"{name} {words[state]}; {_AGAIN}" for name, state in states.items() if state in words]
+    return states
+
+
+def _compare_parts(place: Path, document: PortDocument, found: _Findings) -> None:
+    """Whether weights and configuration, permutation and graph, recipe and figures are of one port."""
+    target, fingerprint = document.models["target"], document.graph.get("fingerprint")
+    parts: dict[str, tuple[Callable[[Path], Any], Any]] = {
+        GRAPH: (lambda path: PermutationGraph.load(path).fingerprint, fingerprint),
+        PERMUTATION: (lambda path: Permutation.load(path).fingerprint, fingerprint),
+        RECIPE: (lambda path: _agrees(path, document.recipe), True),
+    }
+    if target.library != "timm" or is_timm(target.architecture):  # else it is the user's own code, and not run
+        parts[MODEL_CONFIG] = (lambda path: _describe(path.parent), (target.architecture, document.data.classes))
+    for name, (read, expected) in parts.items():
+        if (place / name).is_file():
+            try:
+                if read(place / name) != expected:
+                    found.problems.append(f"{name} belongs to another port than {PORT}; {_AGAIN}")
+            except RetargetError as error:
+                found.problems.append(str(error))
+
+
+def _describe(folder: Path) -> tuple[str, int]:
+    model = peek_checkpoint(folder).checkpoint
+    return model.architecture, model.num_classes
+
+
+def _agrees(path: Path, recipe: Mapping[str, Any]) -> bool:
+    """Whether a recipe.yaml says nothing else than port.json; a later version may have added fields to the latter."""
+    load_recipe(path)  # an error if it cannot be read
+    sections = {name: part for name, part in read_yaml(path).items() if isinstance(part, dict)}
+    return all(recipe[name].get(key, value) == value for name, part in sections.items() for key, value in part.items())
+
+
+def _compare_input(side: str, facts: ModelFacts, given: Any, token: str | None, found: _Findings) -> Pin:
+    """Compare what port.json pins of a model with what is there now, on the Hub or under a path."""
+    pin, name = Pin(facts.reference, facts.revision, facts.hashes), SIDES.get(side, side)
+    try:
+        there = _find_hashes(facts, given, token)
+    except RetargetError as error:
+        if given is not None:
+            raise
+        return replace(pin, unseen=str(error))
+    known = {each: there[each] for each in facts.hashes if each in there}
+    if differing := [each for each, digest in known.items() if digest != facts.hashes[each]]:
+        where = given or facts.reference
+        found.problems.append(f"the {name} is not what the port was made from: {differing[0]} of '{where}' differs")
+    if not known:
+        pin = replace(pin, unseen="none of its files could be compared")
+    return replace(pin, compared=tuple(each for each in known if each not in differing))
+
+
+def _find_hashes(facts: ModelFacts, given: Any, token: str | None) -> dict[str, str]:
+    """The sha256 of a model's weights as they are now: under the path that was given, or at the pinned commit."""
+    path = Path(str(given or facts.reference)).expanduser()
+    if given is None and facts.hub_id and facts.revision:
+        return HubModel(f"{facts.hub_id}@{facts.revision}", token, None).hashes
+    if given is None and facts.location:
+        raise PortError("its path is not recorded; say where it is to compare it")
+    if path.is_dir():
+        return {each.name: hash_file(each) for each in weight_files(path, str(path), allow_pickle=True)}
+    if path.is_file():
+        return {path.name: hash_file(path)}
+    if given is not None and "/" in str(given):
+        return HubModel(str(given), token, None).hashes
+    raise PortError(f"there is no '{path}' here; say where it is to compare it")

@@ -1,0 +1,358 @@
+"""Which models were made from a base that has a successor by now, and the command that ports each."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import HfApi, errors
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
+
+from hf_retarget.document import RelationFacts, read_document
+from hf_retarget.errors import ModelError, RetargetError
+from hf_retarget.hub import ask, clean_token, explained, find_cause, token_was_refused
+from hf_retarget.models.hub import HubModel, fetch_model, find_bases, read_card
+from hf_retarget.models.relation import INDEPENDENT, compare_samples, read_shapes, sample_weights
+from hf_retarget.models.weights import PICKLES, weight_files
+from hf_retarget.names import CARD, FINETUNE, MODEL_CONFIG, PORT, RECIPE
+from hf_retarget.run import SILENT, Progress
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+from hf_retarget.words import plural
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "hf-retarget/outdated/1"
+
+ADAPTER = "adapter_config.json"
+_MARKS = (PORT, FINETUNE, ADAPTER, MODEL_CONFIG)
+"""What makes a folder a model."""
+_CHAIN = 10  # new versions of new versions
+_GONE = (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.RevisionNotFoundError)
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one model."""
+
+    model: str
+    base: str | None = None
+    """As the model names it; None if it names none."""
+    named_by: str | None = None
+    """The file that names it."""
+    revision: str | None = None
+    """The commit of the base that the model was made from, if that is recorded or can be told by dates."""
+    successor: str | None = None
+    """The new base, with its commit; None if there is none."""
+    why: str | None = None
+    fits: bool | None = None
+    """Whether the tensors of all three fit together; None if their headers could not be read."""
+    relation: RelationFacts | None = None
+    """How the bases are related, by a sample of their weights."""
+    command: str | None = None
+    """What ports it; None if it cannot be ported."""
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+    """Why nothing could be found out."""
+
+
+@dataclass(frozen=True)
+class OutdatedModels:
+    """What was found about all models."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def outdated(self) -> tuple[Finding, ...]:
+        """Those whose base has a successor."""
+        return tuple(each for each in self.findings if each.successor)
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """Those about which nothing could be found out."""
+        return tuple(each for each in self.findings if each.error)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return {"format": FORMAT, "outdated": len(self.outdated), "models": [asdict(each) for each in self.findings]}
+
+
+def outdated(
+    models: Iterable[str | Path] = (),
+    *,
+    user: str | None = None,
+    folder: str | Path | None = None,
+    token: str | None = None,
+    progress: Progress = SILENT,
+) -> OutdatedModels:
+    """Find the models whose base has a new version or new weights: given ones, a user's, those in a folder.
+
+    The base is the one that port.json, finetune.json, adapter_config.json or the card names. Only descriptions, headers
+    and a sample of the weights are read.
+    """
+    look = _Look(clean_token(token))
+    wanted = [str(each) for each in models]
+    if user is not None:
+        wanted += look.list_models(user)
+    if folder is not None:
+        wanted += map(str, list_folders(Path(folder)))
+    if not wanted:
+        raise RetargetError("no models to look at; name some, or a user or a folder that has some")
+    distinct = list(dict.fromkeys(wanted))
+    return OutdatedModels(tuple(look.at(each) for each in progress.track(distinct, "looking at bases")))
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """The models in a folder and those below, sorted; none inside another, and none that is hidden."""
+    if not folder.is_dir():
+        raise RetargetError(f"there is no folder '{folder}'")
+    places = {path.parent for name in _MARKS for path in folder.rglob(name)}
+    shown = {each for each in places if not any(part.startswith(".") for part in each.relative_to(folder).parts)}
+    found = sorted(each for each in shown if not shown & set(each.parents))
+    if not found:
+        raise RetargetError(f"there are no models in '{folder}': no folder in it has one of {', '.join(_MARKS)}")
+    return found
+
+
+# ---- what is known of a model and of its base
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A base as a model names it."""
+
+    name: str
+    by: str
+    revision: str | None = None
+    hashes: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """A state of a repository."""
+
+    commit: str
+    hashes: Mapping[str, str]
+    """The sha256 of its weights."""
+    card: Mapping[str, Any]
+
+
+class _Model:
+    """A model whose base is looked for, on the Hub or in a folder."""
+
+    def __init__(self, reference: str, token: str | None) -> None:
+        self.reference = reference
+        self.folder = Path(reference).expanduser()
+        self.hub = None if self.folder.is_dir() else HubModel(reference, token, None)
+
+    def find(self, name: str) -> Path | None:
+        """A small file of it."""
+        if self.hub is not None:
+            return self.hub.fetch(name)
+        path = self.folder / name
+        return path if path.is_file() else None
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON document of it; empty if there is none."""
+        path = self.find(name)
+        try:
+            content = read_json(path, MAX_DOCUMENT_BYTES) if path else {}
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{name} of '{self.reference}' cannot be read: {error}; restore or remove it") from error
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def card(self) -> dict[str, Any]:
+        path = self.find(CARD)
+        return read_card(path) if path else {}
+
+    def name_base(self) -> _Base | str:
+        """The base it was made from, by the most exact of its files; or why that is not known."""
+        pinned: Mapping[str, Any] = {}
+        if path := self.find(PORT):
+            target, by = read_document(path).models["target"], PORT
+            pinned = asdict(target)
+        elif isinstance(found := self.read(FINETUNE).get("model"), dict):
+            pinned, by = found, FINETUNE
+        if isinstance(pinned.get("hub_id"), str) and isinstance(pinned.get("hashes"), dict):
+            return _Base(pinned["hub_id"], by, _text(pinned.get("revision")), pinned["hashes"])
+        adapter, card = self.read(ADAPTER), self.card
+        named = [each for each in (_text(adapter.get("base_model_name_or_path")),) if each] or find_bases(card)
+        if len(named) > 1:
+            return f"it names {len(named)} bases, so it is a merge; port what was merged"
+        if not named:
+            return "it was made from a local folder" if pinned else "it names no base; add base_model to its card"
+        if not adapter and card.get("base_model_relation") not in (None, "finetune", "adapter"):
+            return f"its card calls it a '{card['base_model_relation']}' of '{named[0]}', which is no fine-tuning"
+        if not _is_name(named[0]):
+            return f"its base '{named[0]}' is no name on the Hub"
+        return _Base(named[0], ADAPTER, _text(adapter.get("revision"))) if adapter else _Base(named[0], CARD)
+
+
+class _Look:
+    """Looks at models; what several of them share is asked once."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token, self.api = token, HfApi(token=token)
+        self._commits: dict[tuple[str, str | None], _Commit] = {}
+        self._peeked: dict[str, tuple[Shapes, dict[str, Tensor]]] = {}
+
+    def list_models(self, user: str) -> list[str]:
+        """The models of a user or an organisation."""
+        with explained(ModelError, user):
+            found = sorted(each.id for each in ask(lambda: list(self.api.list_models(author=user))))
+        if not found:
+            raise ModelError(f"'{user}' has no models on the Hub that you may see; check the name, or log in")
+        return found
+
+    def at(self, reference: str) -> Finding:
+        """Look at one model; whatever goes wrong with it stays with it."""
+        try:
+            model = _Model(reference, self.token)
+            base = model.name_base()
+            if isinstance(base, str):
+                return Finding(reference, notes=(base,))
+            found = Finding(reference, base.name, base.by, base.revision)
+            try:
+                found = self._find_successor(found, model, base)
+            except ModelError as error:
+                cause = find_cause(error)
+                if not isinstance(cause, _GONE) or token_was_refused(cause):
+                    raise
+                return replace(found, notes=(str(error),))
+            return self._compare(found, model) if found.successor else found
+        except RetargetError as error:
+            return Finding(reference, error=str(error))
+
+    def _find_successor(self, found: Finding, model: _Model, base: _Base) -> Finding:
+        now, seen = self._ask(base.name), [base.name]
+        latest, name = now, now.card.get("new_version")
+        while isinstance(name, str) and _is_name(name) and name not in seen and len(seen) <= _CHAIN:
+            latest, seen = self._ask(name), [*seen, name]
+            name = latest.card.get("new_version")
+        revision = base.revision or self._date_base(model, base.name)
+        found = replace(found, revision=revision)
+        if len(seen) > 1:
+            why = f"the card of '{seen[-2]}' names it as the new version"
+            return replace(found, successor=f"{seen[-1]}@{latest.commit}", why=why)
+        if revision is None:
+            note = f"which commit of '{base.name}' it was made from is not recorded, so new weights are not noticed"
+            return replace(found, notes=(note,))
+        before = base.hashes or self._ask(base.name, revision).hashes
+        shared = before.keys() & now.hashes.keys()
+        if not now.hashes or (shared and all(before[each] == now.hashes[each] for each in shared)):
+            return found
+        why = f"'{base.name}' has new weights since commit {revision[:8]}"
+        return replace(found, successor=f"{base.name}@{now.commit}", why=why)
+
+    def _ask(self, name: str, revision: str | None = None) -> _Commit:
+        if (name, revision) not in self._commits:
+            with explained(ModelError, name, revision):
+                info = ask(lambda: self.api.model_info(name, revision=revision, files_metadata=True))
+            hashes = {
+                each.rfilename: each.lfs.sha256
+                for each in info.siblings or ()
+                if each.lfs and _is_weights(each.rfilename)
+            }
+            card = dict(vars(info.card_data)) if info.card_data else {}
+            self._commits[name, revision] = _Commit(str(info.sha), hashes, card)
+        return self._commits[name, revision]
+
+    def _date_base(self, model: _Model, base: str) -> str | None:
+        """The newest commit of a base that is not younger than the weights of a model."""
+        if (hub := model.hub) is None:
+            return None
+        names = [name for name in hub.sizes if _is_weights(name)]
+        with explained(ModelError, hub.repository):
+            files = ask(lambda: self.api.get_paths_info(hub.repository, names, revision=hub.commit, expand=True))
+        dates = [each.last_commit.date for each in files if each.last_commit]
+        with explained(ModelError, base):
+            commits = ask(lambda: self.api.list_repo_commits(base)) if dates else []
+        return next((each.commit_id for each in commits if each.created_at <= max(dates)), None)
+
+    # ---- whether it can be ported
+
+    def _compare(self, found: Finding, model: _Model) -> Finding:
+        old = f"{found.base}@{found.revision}" if found.revision else str(found.base)
+        sides = (old, old if found.named_by == ADAPTER else found.model, str(found.successor))
+        try:
+            peeked = [self._peek(each) for each in sides]
+        except ModelError as error:
+            return replace(found, notes=(*found.notes, f"not compared: {error}"))
+        shapes = [each for each, _ in peeked]
+        differing = _list_differing(shapes)
+        if misfit := _find_misfit(shapes, differing):
+            return replace(found, fits=False, notes=(*found.notes, misfit))
+        relation = compare_samples([sample for _, sample in peeked], differing)
+        has_batchnorm = any(name.endswith("running_mean") for name in shapes[0])
+        needs_images = has_batchnorm or relation is None or relation.word == INDEPENDENT
+        data = _choose_data(model) or ("DATA" if needs_images else "none")
+        notes = found.notes if data != "DATA" else (*found.notes, "DATA are images of the kind that it was tuned on")
+        command = ("hf-retarget", "port", "--src-base", old, "--src-ft", found.model, "--new-base", sides[2])
+        return replace(found, fits=True, relation=relation, command=shlex.join((*command, "--data", data)), notes=notes)
+
+    def _peek(self, reference: str) -> tuple[Shapes, dict[str, Tensor]]:
+        """The shapes of all tensors, and a sample of some."""
+        if reference not in self._peeked:
+            with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+                local, hub = Path(reference).expanduser(), None
+                if not local.is_dir():
+                    hub = fetch_model(reference, config=False, token=self.token, headers=Path(place))
+                    local = hub.folder
+                files = weight_files(local, reference)
+                try:
+                    self._peeked[reference] = (read_shapes(files), sample_weights(files, hub))
+                except (OSError, ValueError, LookupError, TypeError) as error:
+                    raise ModelError(f"the header of '{reference}' cannot be read: {error}") from error
+        return self._peeked[reference]
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text can be the name of a repository of the Hub; most paths cannot."""
+    try:
+        validate_repo_id(text)
+    except errors.HFValidationError:
+        return False
+    return True
+
+
+def _is_weights(name: str) -> bool:
+    return "/" not in name and name.endswith((".safetensors", *PICKLES))
+
+
+def _list_differing(shapes: Sequence[Shapes]) -> list[str]:
+    """The tensors that are not the same in all; counters of BatchNorm, which some formats leave out, do not count."""
+    names = {name for each in shapes for name in each if not name.endswith("num_batches_tracked")}
+    return sorted(name for name in names if len({each.get(name) for each in shapes}) > 1)
+
+
+def _find_misfit(shapes: Sequence[Shapes], differing: Sequence[str]) -> str | None:
+    """Why a port is not possible: anything differs but the number of rows of one layer, the head."""
+    heads = {name.rpartition(".")[0] for name in differing}
+    widths = [{each[name][1:] if name in each else None for each in shapes} for name in differing]
+    if not differing or (len(heads) == 1 and all(len(each) == 1 for each in widths)):
+        return None
+    words = [str(list(each[differing[0]])) if differing[0] in each else "absent" for each in shapes]
+    return (
+        f"it cannot be ported, as {plural(len(differing), 'tensor')} differ: {differing[0]} is {words[0]} in the old "
+        f"base, {words[1]} tuned, {words[2]} in the new base"
+    )
+
+
+def _choose_data(model: _Model) -> str | None:
+    """What a model was tuned on, as far as its files tell: its recipe, or the dataset of its card."""
+    if model.hub is None and (model.folder / RECIPE).is_file():
+        return str(Path(model.reference) / RECIPE)
+    named = model.card.get("datasets")
+    first = next(iter(named), None) if isinstance(named, list) else named
+    return first if isinstance(first, str) and _is_name(first) else None
