@@ -136,18 +136,23 @@ def measure(name: str, steps: int) -> dict[str, Any]:
 @click.command(help=__doc__.replace("\n\n    python", "\n\n\b\n    python"))
 @click.argument("models", nargs=-1)
 @click.option("--steps", "all_steps", multiple=True, type=int, default=(1, 2, 5, 10), show_default=True)
-@click.option("--one", is_flag=True, hidden=True)
-def main(models: tuple[str, ...], all_steps: tuple[int, ...], one: bool) -> None:
+@click.option("--one", type=click.Choice(["store", "row"]), hidden=True)
+def main(models: tuple[str, ...], all_steps: tuple[int, ...], one: str | None) -> None:
     """Measure every pair of model and number of steps."""
-    if one:
+    if one == "store":
+        store_gradients(models[0], all_steps[0])
+    if one == "row":
         print(json.dumps(measure(models[0], all_steps[0])))
+    if one:
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
     for model in models or MODELS:
-        store_gradients(model, max(all_steps))
+        command = [sys.executable, __file__, model, "--one"]
+        subprocess.run([*command, "store", "--steps", str(max(all_steps))], check=True)
         for steps in all_steps:
-            command = [sys.executable, __file__, model, "--steps", str(steps), "--one"]
-            answer = subprocess.run(command, check=True, capture_output=True, text=True)
+            answer = subprocess.run(
+                [*command, "row", "--steps", str(steps)], check=True, capture_output=True, text=True
+            )
             row = json.loads(answer.stdout.splitlines()[-1])
             (RESULTS / f"{model}.{steps}.json").write_text(json.dumps(row, indent=1) + "\n", "utf-8")
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

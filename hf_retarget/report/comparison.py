@@ -140,7 +140,7 @@ def draw_port_all_page(document: Document, version: str = "") -> str:
         version=version,
         document=document,
         counts=counts.most_common(),
-        columns=_headings(shown),
+        columns=[find_contender(name).short for name in shown],
         shown=shown,
     )
 
