@@ -60,8 +60,14 @@ model_options = _together(
 
 bases_options = _together(
     click.option("--src-base", required=True, metavar="MODEL", help="Old base, where the fine-tuning started."),
-    click.option("--src-ft", required=True, metavar="MODEL", help="Tuned model: the old base after fine-tuning."),
+    click.option(
+        "--src-ft",
+        required=True,
+        metavar="MODEL",
+        help="Tuned model: the old base after fine-tuning, or a PEFT adapter of it.",
+    ),
     click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning moves."),
+    click.option("--force-base", is_flag=True, help="Take an adapter that names another base than --src-base."),
 )
 """The models of a port."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +106,17 @@ def _name(cosine: float, drift: float | None) -> str:
 
 
 def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]) -> RelationFacts | None:
-    """The relation by samples of the old base, the tuned model and the new base; None if these share nothing."""
+    """The relation by samples of the old base, the tuned model and the new base; None if these share nothing.
+
+    Without one of the tuned model, as for an adapter, only that of the bases is measured.
+    """
     old, tuned, new = samples
-    names = [
-        name for name in old if name not in set(head) and all(_fits(each.get(name), old[name]) for each in (tuned, new))
-    ]
-    return measure_relation(old, tuned, new, names) if names else None
+    others = (tuned or old, new)
+    names = [name for name in old if name not in set(head) and all(_fits(each.get(name), old[name]) for each in others)]
+    if not names:
+        return None
+    found = measure_relation(old, *others, names)
+    return found if tuned else replace(found, drift=None, length=None, to_new=None)
 
 
 def _fits(one: Tensor | None, other: Tensor) -> bool:
