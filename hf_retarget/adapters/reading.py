@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -250,8 +250,9 @@ def check_base(adapter: StoredAdapter, base: Checkpoint, *, force: bool = False)
         if not isinstance(revision, str) or revision in (base.revision, asked, "main" if asked is None else None):
             return ""
         return _mismatch(adapter, f"revision '{revision:.100}' of '{named}'", base, force)
-    if PurePath(named).name == PurePath(base.reference).name and base.hub_id is None:
-        return ""  # the folder of this name
+    here = Path(base.reference)
+    if base.hub_id is None and (named == here.name or Path(named).absolute() == here.absolute()):
+        return ""  # a port names a local base by the last part of its path
     if base.hub_id is None or not _HUB_ID.fullmatch(named):
         return (
             f"the adapter '{adapter.reference}' was trained on '{named:.200}', which cannot be compared with the old "
