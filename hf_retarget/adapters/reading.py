@@ -73,6 +73,8 @@ def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if base.library == "transformers":
+                stored = _rename(stored, model, options, peft.PEFT_TYPE_TO_PREFIX_MAPPING[options["peft_type"]])
             config = peft.PeftConfig.from_peft_type(**options)
             with bounded_build(adapter.reference, most):
                 wrapped = peft.PeftModel(model, config)
@@ -87,6 +89,24 @@ def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool 
         raise ModelError(f"PEFT cannot merge '{adapter.reference}' into '{base.reference}': {fact}") from error
     weights = {name: tensor.detach().clone() for name, tensor in merged.state_dict().items()}
     return replace(about, weights=weights)
+
+
+def _rename(stored: dict[str, Tensor], model: nn.Module, options: dict[str, Any], mark: str) -> dict[str, Tensor]:
+    """The tensors under today's names, if an older transformers named the layers; `options` get these as targets.
+
+    transformers renames what it reads of whole models, and PEFT only some of it.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    layers = {name for name, _ in model.named_modules()}
+    targets = {key.removeprefix(PREFIX).partition(f".{mark}")[0] for key in stored if f".{mark}" in key}
+    if targets <= layers:
+        return stored
+    rules = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
+    named = {key: rename_source_key(key.removeprefix(PREFIX), rules, [])[0] for key in stored}
+    options["target_modules"] = sorted({new.partition(f".{mark}")[0] for new in named.values() if f".{mark}" in new})
+    return {PREFIX + named[key]: tensor for key, tensor in stored.items()}
 
 
 def import_peft(why: str) -> Any:

@@ -115,6 +115,17 @@ def test_an_adapter_of_a_model_of_transformers(tmp_path):
         expected = model.eval()(IMAGES).logits
         torch.testing.assert_close(tuned.build()(IMAGES), expected, rtol=1e-4, atol=1e-5)
     assert (tuned.library, tuned.num_classes, tuned.notes) == ("transformers", 3, ()), "the base is named by its path"
+    # As saved with transformers 4, whose layers had other names.
+    weights = tmp_path / "tuned" / "adapter_model.safetensors"
+    older = {"layers.": "encoder.layer.", "attention.q_proj": "attention.attention.query"}
+    older |= {"attention.v_proj": "attention.attention.value"}
+    tensors = load_file(weights)
+    for new, old in older.items():
+        tensors = {name.replace(new, old): tensor for name, tensor in tensors.items()}
+    save_file(tensors, weights)
+    change(tmp_path / "tuned", target_modules=["query", "value"])
+    again = load_tuned(tmp_path / "tuned", load_checkpoint(tmp_path / "old"))
+    assert all(torch.equal(again.weights[name], tensor) for name, tensor in tuned.weights.items())
 
 
 def test_a_timm_model_that_transformers_wrapped(base, adapt, tmp_path):
