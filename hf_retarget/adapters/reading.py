@@ -74,7 +74,7 @@ def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if base.library == "transformers":
-                stored = _rename(stored, model, options, peft.PEFT_TYPE_TO_PREFIX_MAPPING[options["peft_type"]])
+                stored = _rename(stored, model, options, peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[options["peft_type"]])
             config = peft.PeftConfig.from_peft_type(**options)
             with bounded_build(adapter.reference, most):
                 wrapped = peft.PeftModel(model, config)
@@ -91,7 +91,7 @@ def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool 
     return replace(about, weights=weights)
 
 
-def _rename(stored: dict[str, Tensor], model: nn.Module, options: dict[str, Any], mark: str) -> dict[str, Tensor]:
+def _rename(stored: dict[str, Tensor], model: Any, options: dict[str, Any], mark: str) -> dict[str, Tensor]:
     """The tensors under today's names, if an older transformers named the layers; `options` get these as targets.
 
     transformers renames what it reads of whole models, and PEFT only some of it.
