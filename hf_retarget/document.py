@@ -263,9 +263,11 @@ class AdapterFacts:
     @property
     def sentence(self) -> str:
         """For people."""
-        words = [f"As an adapter of rank {self.rank} ({size(self.size)}), it keeps {percent(self.energy)} of the delta"]
+        kept = f"it keeps {percent(self.energy)} of the energy of what the port adds to the new base"
+        words = [f"As an adapter of rank {self.rank} ({size(self.size)}), {kept}"]
         if self.test and self.lead:
-            words += [f"as PEFT loads it, {percent(self.test.top1)}, {self.lead.sentence} against the port"]
+            score = f"it scores {percent(self.test.top1)} on the test images"
+            words += [f"as PEFT loads it, {score}, {self.lead.sentence} against the port"]
         if self.left_out:
             most = sorted(self.left_out.items(), key=lambda each: -each[1])
             more = f" and {len(most) - _NAMED} more" if len(most) > _NAMED else ""

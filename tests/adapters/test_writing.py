@@ -222,7 +222,7 @@ def test_the_terminal_says_it_and_the_folder_is_pushed(ported, colours, short, c
     done = CliRunner().invoke(main, ["port", *map(str, flags), "--push-to-hub", "birds"])
     assert done.exit_code == 0, done.output
     assert "As an adapter of rank " in done.stdout
-    assert "as PEFT loads it, " in done.stdout
+    assert "as PEFT loads it, it scores " in done.stdout
     assert "Next: " not in done.stderr, "an adapter cannot be fine-tuned on here"
     repository = connected.repository("ada/birds")
     assert {"adapter_config.json", "adapter_model.safetensors", "config.json"} <= set(repository.paths())
