@@ -19,8 +19,8 @@ FORMAT = "hf-retarget/compare/2"
 
 SEEDS = ("port.seed", "finetune.seed")
 """Fields that make a port a repetition of another."""
-BESIDES = ("port.check", "port.control", "port.eval_batch", "port.samples")
-"""Fields that decide how a port is checked, compared and shown, not what it is."""
+BESIDES = ("port.check", "port.control", "port.eval_batch", "port.samples", "port.save_as", "port.rank", "port.energy")
+"""Fields that decide how a port is checked, compared, shown and saved, not what it is."""
 _COMPARABLE = {"data": "test images or preparation of the data", "target": "new base"}
 
 Curve = Sequence[tuple[float, float]]

@@ -10,21 +10,23 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_retarget.contenders import AFTER, BESIDE, PORT, Contender, contenders, find_contender
+from hf_retarget.document_v1 import upgrade
 from hf_retarget.errors import PortError
 from hf_retarget.files import to_json, write_json
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+from hf_retarget.words import percent, size
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 FORMAT = "hf-retarget/port/2"
+_NAMED = 3  # tensors in a sentence
 
 
 def _check_accuracies(*values: float | None) -> None:
@@ -238,6 +240,43 @@ class PermutationFacts:
 
 
 @dataclass(frozen=True)
+class AdapterFacts:
+    """The adapter that was saved instead of the model (`--save-as lora`)."""
+
+    rank: int
+    """That of most layers; others are in adapter_config.json."""
+    energy: float
+    """Share of the energy (the squared norm) of what the port adds to the new base's backbone that it keeps."""
+    layers: int
+    """Linear and convolutional layers with two factors each."""
+    whole: tuple[str, ...]
+    """Modules that are saved as they are: heads, norms with their statistics, grouped convolutions …"""
+    left_out: dict[str, float]
+    """Tensors that an adapter cannot hold, with their shares of the energy."""
+    size: int
+    """Bytes."""
+    test: ScoreFigures | None = None
+    """Of the adapter as PEFT loads it onto the new base; None without images."""
+    lead: Lead | None = None
+    """Of the adapter over the port."""
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        kept = f"it keeps {percent(self.energy)} of the energy of what the port adds to the new base"
+        words = [f"As an adapter of rank {self.rank} ({size(self.size)}), {kept}"]
+        if self.test and self.lead:
+            score = f"it scores {percent(self.test.top1)} on the test images"
+            words += [f"as PEFT loads it, {score}, {self.lead.sentence} against the port"]
+        if self.left_out:
+            most = sorted(self.left_out.items(), key=lambda each: -each[1])
+            more = f" and {len(most) - _NAMED} more" if len(most) > _NAMED else ""
+            named = ", ".join(f"{name} ({percent(share)})" for name, share in most[:_NAMED])
+            words += [f"left out, because PEFT cannot hold them: {named}{more}"]
+        return "; ".join(words) + "."
+
+
+@dataclass(frozen=True)
 class PortDocument:
     """Everything that is known about a finished port."""
 
@@ -272,6 +311,7 @@ class PortDocument:
     """Numbers of the test images on which result and tuned model differ: `negative`, where only the tuned is right."""
     matching: dict[str, Any] = field(default_factory=dict)
     batchnorm: dict[str, Any] = field(default_factory=dict)
+    adapter: AdapterFacts | None = None
     samples: dict[str, Any] | None = None
     device: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -396,7 +436,7 @@ def parse_document(content: Any) -> PortDocument:
     kind = content.get("format") if isinstance(content, dict) else type(content).__name__
     if kind in PortDocument.older:
         try:
-            content = _upgrade(content)
+            content = {**upgrade(content), "format": FORMAT}
         except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
             raise ValueError(f"it is damaged ({type(error).__name__}: {str(error)[:100]})") from error
     elif kind != FORMAT:
@@ -410,68 +450,6 @@ def parse_document(content: Any) -> PortDocument:
         first = error.errors(include_url=False)[0]
         where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{what} (in '{where}')" if where else what) from error
-
-
-def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A port.json of version 1, whose contenders stood under keys of their own."""
-    inputs, permutation = dict(old["inputs"]), dict(old["permutation"])
-    winner = "given" if permutation["given"] else old["recipe"]["port"]["method"]
-    names = {"port": winner, "masked": "naive-sign", "control": "plain", "tuned_target": "tuned-target"}
-    found: dict[str, dict[str, Any]] = {}
-    for key, score in old["test"].items():
-        name = names.get(key, key)
-        if name not in found:  # a naive port was listed twice
-            found[name] = {"name": name, "test": score, **_upgrade_contender(old, key, find_contender(name))}
-    recipe = {name: dict(part) if isinstance(part, dict) else part for name, part in old["recipe"].items()}
-    recipe["port"] = {"targets": "labels", "alpha": None, "update": 1.0, **recipe["port"]}
-    recipe["data"] = {"validation_split": None, **recipe["data"]}
-    return {
-        **old,
-        "recipe": recipe,
-        "format": FORMAT,
-        "winner": winner,
-        "contenders": list(found.values()),
-        "data": inputs.pop("data"),
-        "models": inputs,
-        "permutation": {**permutation, "origin": permutation.get("from")},
-        "samples": _upgrade_samples(old.get("samples"), names),
-        **{key: old.get(key) or {} for key in ("matching", "batchnorm", "memory", "device")},
-    }
-
-
-def _upgrade_contender(old: Mapping[str, Any], key: str, row: Contender) -> dict[str, Any]:
-    """What was known about one contender; curves were over minibatches, those of a port had no price."""
-    port, spent = old["recipe"]["port"], int(old["gradients"]["port"])
-    batch, after = int(port["batch_size"]), int(old["recipe"]["finetune"]["batch_size"])
-    steps = (old["steps"] if key == "port" else old.get(f"{key}_steps")) or []
-    best = old["best_step"] if key == "port" else old.get(f"{key}_best_step")
-    made = row.gradients(len(steps))
-    taken = spent if key == "port" else made * int(port["grad_batches"])
-    curve = [(batch * taken / made * row.gradients(each["step"]), each["top1"]) for each in steps if made]
-    if key == "control":
-        taken = old["gradients"]["control"]
-        curve = [(batch * float(at), top1) for at, top1 in old["curves"].get(key) or ()]
-    if key == "finetuned":  # its curve began after the minibatches of the port, which may have another size
-        places = [(float(at) - spent, top1) for at, top1 in old["curves"].get(key) or ()]
-        taken = round(places[-1][0]) if places else 0
-        curve = [(batch * spent + after * at, top1) for at, top1 in places]
-    level = steps[best - 1]["top1"] if best else (old.get("levels") or {}).get(key)
-    if level is None:
-        level = curve[-1][1] if curve else old["test"][key]["top1"]
-    role = PORT if key == "port" else AFTER if key == "finetuned" else BESIDE
-    return {"role": role, "gradients": taken, "validation": level, "best_step": best, "steps": steps, "curve": curve}
-
-
-def _upgrade_samples(samples: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
-    """The sample images, with the new names of those that judged them."""
-    if not samples:
-        return None
-    images = [
-        {**image, "predictions": {names.get(who, who): guess for who, guess in image["predictions"].items()}}
-        for image in samples["images"]
-    ]
-    judges = {side: names.get(samples[side], samples[side]) for side in ("ours", "theirs")}
-    return {**samples, **judges, "images": images}
 
 
 def make_schema() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     RetargetError
     ├── ModelError            a model reference that cannot be resolved or built, or models that do not fit together
+    │   └── AdapterError          an adapter where a whole model is needed
     ├── DataError             images or labels that cannot be read, or do not fit the model
     ├── RecipeError           a recipe with an unknown field or a value that cannot be
     ├── PortError             a port that cannot start, go on or be saved
@@ -22,6 +23,8 @@ adds the place, and the command line alone prints.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RetargetError(Exception):
     """The root of all errors this package raises on purpose.
@@ -37,6 +40,15 @@ class RetargetError(Exception):
 
 class ModelError(RetargetError):
     """A model reference could not be resolved or built, or models do not fit together."""
+
+
+class AdapterError(ModelError):
+    """An adapter was found where a whole model is needed."""
+
+    def __init__(self, message: str, adapter: Any = None) -> None:
+        super().__init__(message)
+        self.adapter = adapter
+        """The adapter, for those who can read one."""
 
 
 class DataError(RetargetError):

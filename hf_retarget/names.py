@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MODEL_CONFIG = "config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PORT, FINETUNE, PORT_ALL, PLANE = "port.json", "finetune.json", "port-all.json", "plane.json"
 PERMUTATION, GRAPH, REPORT, RECIPE, CARD = (
     "permutation.safetensors",
@@ -28,6 +29,9 @@ PORT_HEADS = ("auto", "zero", "shared", "given", "own")
 
 TARGETS = ("auto", "labels", "teacher", "both")
 """What a port aims at: the labels of the images, what the tuned model says about them, or the mean of both."""
+
+SAVE_AS = ("model", "lora")
+"""What a port becomes: a whole model, or an adapter of its new base."""
 
 SIDES = {"source": "old base", "tuned": "tuned model", "target": "new base", "tuned_target": "tuned new base"}
 """What code calls the models of a port, and what people read."""

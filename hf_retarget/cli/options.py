@@ -60,11 +60,14 @@ model_options = _together(
 
 _BASES = {
     "--src-base": "Old base, where the fine-tuning started.",
-    "--src-ft": "Tuned model: the old base after fine-tuning.",
+    "--src-ft": "Tuned model: the old base after fine-tuning, or a PEFT adapter of it.",
     "--new-base": "New base, to which the fine-tuning moves.",
 }
+_force = click.option("--force-base", is_flag=True, help="Take an adapter that names another base than --src-base.")
 bases_options, optional_bases = (
-    _together(*(click.option(name, required=needed, metavar="MODEL", help=text) for name, text in _BASES.items()))
+    _together(
+        *(click.option(name, required=needed, metavar="MODEL", help=text) for name, text in _BASES.items()), _force
+    )
     for needed in (True, False)
 )
 """The models of a port."""

@@ -133,6 +133,8 @@ def port(
             print_scores(document)
             echo()
         echo(document.verdict)
+        if document.adapter:
+            echo(document.adapter.sentence)
         echo(f"Saved to {out}")
     pushed = push_result(out, place, quiet)
     if as_json:
@@ -141,8 +143,9 @@ def port(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet and document.contenders:
-        teacher = "" if document.labelled else f" --teacher {shlex.quote(options['src_ft'])}"
         echo(f"Look: {out}/report.html", err=True)
+    if not quiet and document.contenders and not document.adapter:
+        teacher = "" if document.labelled else f" --teacher {shlex.quote(options['src_ft'])}"
         echo(f"Next: hf-retarget finetune {describe_data(out, recipe)}{teacher} --steps 200 --out …", err=True)
 
 

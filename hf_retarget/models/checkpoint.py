@@ -56,6 +56,8 @@ class Checkpoint(Description):
     """The models it was made from, according to the card in its folder."""
     hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
     """From the names of the files that were read to their sha256."""
+    notes: tuple[str, ...] = ()
+    """What was found when it was read that a user should know."""
     module: nn.Module | None = field(default=None, repr=False)
     """The model itself, if it was given from Python and can only be copied."""
 
@@ -88,7 +90,7 @@ class Checkpoint(Description):
 
 def save_model(
     folder: str | Path,
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None,
     like: Checkpoint,
     *,
     num_classes: int | None = None,
@@ -99,15 +101,18 @@ def save_model(
     """Write weights as a model of the same architecture as `like`, the same bytes for the same content.
 
     Tensors are stored as `like` has them, or in `dtype`. `config` replaces entries of its configuration, such as
-    input_size. Label names are only written if they are given.
+    input_size. Label names are only written if they are given. Without weights, only the configuration is written.
     """
     classes = like.num_classes if num_classes is None else num_classes
     if labels is not None and len(labels) != classes:
         raise ModelError(f"there are {len(labels)} label names for {classes} classes; give one for each, or none")
     about = replace(like, num_classes=classes, labels=labels, config={**like.config, **(config or {})})
     model = about.skeleton()
-    ordered = fit_weights(weights, model.state_dict(), str(folder), f"they are no weights of '{like.architecture}'")
-    stored = _distinct({name: _stored(name, tensor, like, dtype) for name, tensor in ordered.items()})
+    stored: dict[str, Tensor] = {}
+    if weights is not None:
+        fault = f"they are no weights of '{like.architecture}'"
+        ordered = fit_weights(weights, model.state_dict(), str(folder), fault)
+        stored = _distinct({name: _stored(name, tensor, like, dtype) for name, tensor in ordered.items()})
     folder = Path(folder)
     try:
         LIBRARIES[like.library].write(folder, stored, about, model)

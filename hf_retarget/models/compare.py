@@ -153,7 +153,7 @@ def _image_size(checkpoint: Checkpoint) -> str:
 
 
 def _list_notes(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> list[str]:
-    notes = []
+    notes = [*tuned.notes]
     sides = {SIDES["source"]: source, SIDES["tuned"]: tuned, SIDES["target"]: target}
     if len({each.dtype for each in sides.values()}) > 1:
         stored = ", ".join(f"{side} {str(each.dtype).removeprefix('torch.')}" for side, each in sides.items())

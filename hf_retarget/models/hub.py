@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from hf_retarget.hub import UnknownHost, ask, explain, explained, fetch_whole, f
 from hf_retarget.models.checkpoint import find_library
 from hf_retarget.models.config import read_config
 from hf_retarget.models.weights import INDEX, PICKLE, SAFE, pickle_only, shard_names, write_hollow
-from hf_retarget.names import CARD, MODEL_CONFIG, PORT
+from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, MODEL_CONFIG, PORT
 from hf_retarget.untrusted import read_bytes, split_card
 
 _TIMEOUT = 10.0  # seconds
@@ -53,6 +53,9 @@ def fetch_model(
     With `headers`, an empty folder, only names, shapes and types of the weights are fetched, into that folder.
     """
     model = HubModel(reference, token, headers)
+    if holds_adapter(model.sizes):
+        model.fetch(ADAPTER_CONFIG)
+        config = MODEL_CONFIG in model.sizes
     if config:
         if (found := model.fetch(MODEL_CONFIG)) is None:
             advice = "so its architecture is unknown; download it, and say --arch"
@@ -65,6 +68,21 @@ def fetch_model(
         with suppress(ModelError):  # an unknown licence is no reason to stop
             model.fetch(CARD)
     return model
+
+
+def holds_adapter(names: Container[str]) -> bool:
+    """Whether the files of a folder or repository are those of an adapter, without a model of its own.
+
+    Example:
+        >>> holds_adapter(["adapter_config.json"]), holds_adapter(["adapter_config.json", "model.safetensors"])
+        (True, False)
+    """
+    return ADAPTER_CONFIG in names and SAFE not in names and INDEX not in names
+
+
+def no_adapter_weights(where: str) -> str:
+    """The message for an adapter without safetensors; its pickle is never read."""
+    return f"the adapter '{where}' has no {ADAPTER_WEIGHTS}; save it again with PEFT, which writes safetensors"
 
 
 def read_card(card: Path) -> dict[str, Any]:
@@ -180,8 +198,12 @@ class HubModel:
                 raise self._not_cached(f"'{name}' of '{self.repository}'") from error
 
     def fetch_weights(self, allow_pickle: bool) -> None:
-        """Fetch one file, the shards of an index, or, on request, a pickle."""
-        if SAFE in self.sizes:
+        """Fetch one file, the shards of an index, an adapter, or, on request, a pickle."""
+        if holds_adapter(self.sizes):
+            names = [ADAPTER_WEIGHTS]
+            if ADAPTER_WEIGHTS not in self.sizes:
+                raise self.absent(ADAPTER_WEIGHTS, no_adapter_weights(self.repository))
+        elif SAFE in self.sizes:
             names = [SAFE]
         elif index := self.fetch(INDEX):
             names = shard_names(index)

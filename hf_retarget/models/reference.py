@@ -15,12 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from hf_retarget.document import FORMAT
-from hf_retarget.errors import ModelError
+from hf_retarget.errors import AdapterError, ModelError
 from hf_retarget.files import hash_file, hash_tensors
 from hf_retarget.hub import clean_token, is_cached, named_hash
 from hf_retarget.models.checkpoint import LIBRARIES, Checkpoint, find_library
 from hf_retarget.models.config import Description, bounded_build, read_config
-from hf_retarget.models.hub import HubModel, fetch_model, find_bases, find_licence, read_card
+from hf_retarget.models.hub import (
+    HubModel,
+    fetch_model,
+    find_bases,
+    find_licence,
+    holds_adapter,
+    no_adapter_weights,
+    read_card,
+)
 from hf_retarget.models.relation import sample_weights
 from hf_retarget.models.timm_models import (
     describe_architecture,
@@ -39,7 +47,7 @@ from hf_retarget.models.weights import (
     weight_files,
     without_numbers,
 )
-from hf_retarget.names import CARD, GRAPH, MODEL_CONFIG, PERMUTATION, PORT, RECIPE
+from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, GRAPH, MODEL_CONFIG, PERMUTATION, PORT, RECIPE
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 _SHA256 = 64  # hex digits
@@ -87,6 +95,21 @@ class _Stored:
     """Whether the library may rename and resize the tensors, as it does for what it saved or published itself."""
     base_models: tuple[str, ...] = ()
     hub: HubModel | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredAdapter:
+    """A PEFT adapter as it was found. Nothing has been checked yet but that its files can be read."""
+
+    reference: str
+    config: Mapping[str, Any]
+    """What adapter_config.json holds."""
+    weights: dict[str, Tensor] = field(repr=False)
+    """On the meta device if only headers were read."""
+    description: Description | None
+    """Of the model that it makes of its base, if there is a config.json beside it, too."""
+    hashes: Mapping[str, str]
+    hub: HubModel | None
 
 
 def load_checkpoint(
@@ -142,13 +165,17 @@ def _find(text: str, how: _Reading) -> _Stored:
     if "/" in text or text.startswith(("hf-hub:", "hf_hub:")):
         found = how.fetch(text, config=how.arch is None)
         check_pins(found.folder, text, found)
-        return replace(_in_folder(found.folder, text, how), hub=found)
+        return _in_folder(found.folder, text, how, found)
     return _in_timm(text, how)
 
 
-def _in_folder(folder: Path, where: str, how: _Reading) -> _Stored:
-    if not any(folder.iterdir()):
+def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = None) -> _Stored:
+    present = [path.name for path in folder.iterdir()]
+    if not present:
         raise ModelError(f"the folder '{where}' is empty; a model has {MODEL_CONFIG} and model.safetensors in it")
+    if holds_adapter(present):
+        words = "is an adapter, and no whole model: it can be ported (--src-ft), with the base that it belongs to"
+        raise AdapterError(f"'{where}' {words}", _read_adapter(folder, where, how, hub))
     if (folder / MODEL_CONFIG).is_file():
         raw = read_config(folder / MODEL_CONFIG)
         about = find_library(raw).describe(raw, folder, where, how.arch)
@@ -161,7 +188,20 @@ def _in_folder(folder: Path, where: str, how: _Reading) -> _Stored:
     about = replace(about, config={**find_licence(entries), **about.config})
     files = weight_files(folder, where, allow_pickle=how.allow_pickle)
     fault = f"is '{how.arch}' the right --arch?" if how.arch else f"{MODEL_CONFIG} and the weights do not match"
-    return _Stored(about, files, fault, convert=how.arch is None, base_models=find_bases(entries))
+    return _Stored(about, files, fault, convert=how.arch is None, base_models=find_bases(entries), hub=hub)
+
+
+def _read_adapter(folder: Path, where: str, how: _Reading, hub: HubModel | None) -> StoredAdapter:
+    files = [folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS]
+    if not files[1].is_file():
+        raise ModelError(no_adapter_weights(where))
+    about = None
+    if (folder / MODEL_CONFIG).is_file():
+        raw = read_config(folder / MODEL_CONFIG)
+        about = find_library(raw).describe(raw, folder, where)
+    hashes = {path.name: found for path in files if how.headers is None and (found := _hash(path))}
+    weights = read_weights(files[1:], numbers=how.headers is None)
+    return StoredAdapter(where, read_config(files[0]), weights, about, hashes, hub)
 
 
 def _in_file(path: Path, how: _Reading) -> _Stored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,17 @@ def _find_cosine_and_drift(sums: Tensor) -> tuple[float, float | None]:
 
 
 def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]) -> RelationFacts | None:
-    """The relation by samples of the old base, the tuned model and the new base; None if these share nothing."""
+    """The relation by samples of the old base, the tuned model and the new base; None if these share nothing.
+
+    Without one of the tuned model, as for an adapter, only that of the bases is measured.
+    """
     old, tuned, new = samples
-    shared = [name for name in old if all(fits(old[name], each.get(name)) for each in (tuned, new))]
-    names = [name for name in shared if name not in set(head)]
-    return measure_relation(old, tuned, new, names) if names else None
+    others = (tuned or old, new)
+    names = [name for name in old if name not in set(head) and all(fits(old[name], each.get(name)) for each in others)]
+    if not names:
+        return None
+    found = measure_relation(old, *others, names)
+    return found if tuned else replace(found, drift=None, length=None, to_new=None)
 
 
 def sample_weights(files: Iterable[Path], hub: HubModel | None) -> dict[str, Tensor]:

@@ -341,9 +341,13 @@ class TimmLibrary:
         return without_numbers(found) if hollow else found
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
-        """Write model.safetensors and config.json, each whole or not at all (timm's `save_for_hf` does not)."""
-        with atomic_path(folder / SAFE) as temporary:  # in one file: timm reads no shards
-            save_file(weights, temporary, {"format": "pt"})  # transformers asks for the entry
+        """Write model.safetensors, if there are weights, and config.json.
+
+        Each appears whole or not at all (timm's `save_for_hf` does not do that).
+        """
+        if weights:
+            with atomic_path(folder / SAFE) as temporary:  # in one file: timm reads no shards
+                save_file(weights, temporary, {"format": "pt"})  # transformers asks for the entry
         nested = _known_entries(about.config)
         nested.pop("architecture", None)
         nested.update(num_classes=about.num_classes, custom_load=False)

@@ -137,7 +137,7 @@ class TransformersLibrary:
         return dict(model.state_dict())
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
-        """Write config.json, model.safetensors and preprocessor_config.json, each whole or not at all."""
+        """Write config.json, preprocessor_config.json and, if there are weights, model.safetensors, each whole."""
         kind, config = _configure(about)
         if about.labels:
             config.id2label = dict(enumerate(about.labels))
@@ -146,7 +146,8 @@ class TransformersLibrary:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.", ignore_cleanup_errors=True) as hidden, _quiet():
             with init_empty_weights(include_buffers=False):
                 plain = kind(config).to(most_common_dtype(weights))  # config.json names the dtype, too
-            plain.save_pretrained(hidden, state_dict=weights)
+            plain.config.architectures = [kind.__name__]
+            (plain if weights else plain.config).save_pretrained(hidden, **({"state_dict": weights} if weights else {}))
             for path in sorted(Path(hidden).iterdir()):
                 move_durably(path, folder / path.name)
         if processor := compose_processor(about.config.get(_PROCESSOR), about.config):

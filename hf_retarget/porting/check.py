@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hf_retarget.adapters.reading import peek_tuned
 from hf_retarget.data import DataFacts, check_classes, choose_preprocess, describe_data, match_labels
 from hf_retarget.data.load import NO_DATA, load_data
 from hf_retarget.document import GateFacts, RelationFacts
@@ -135,6 +136,7 @@ class CheckArguments(RunArguments, total=False):
 
     preset: str | None
     overrides: Mapping[str, Any] | None
+    force_base: bool
 
 
 def check(
@@ -152,11 +154,12 @@ def check(
     read is an error; models that do not fit together are a result.
     """
     check_arguments("check", options, CheckArguments)
-    run, models = Run(**pick(options, Run)), (src_base, src_ft, new_base)
+    run = Run(**pick(options, Run))
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
     given = chosen.data.reference not in ("", NO_DATA) or not isinstance(images, str)
     with doing_now(run.progress, "reading headers"):
-        peeked = [peek_checkpoint(each, **run.loading) for each in models]
+        old, new = (peek_checkpoint(each, **run.loading) for each in (src_base, new_base))
+        peeked = [old, peek_tuned(src_ft, old, force_base=options.get("force_base", False), **run.loading), new]
     source, tuned, target = (each.checkpoint for each in peeked)
     sides = dict(zip(("source", "tuned", "target"), map(_describe_side, peeked), strict=True))
     found = InputCheck(sides, (), (), list_differences(source, tuned, target))

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_retarget.adapters.reading import load_tuned
+from hf_retarget.adapters.writing import check_adapter
 from hf_retarget.contenders import Asked
 from hf_retarget.data import (
     Batch,
@@ -81,6 +83,8 @@ class Given:
     """A second set of images, on which everything is scored, too: what the new base is better at."""
     also_data_fit: bool = False
     """Whether closed-form heads are fitted on its training images, too."""
+    force_base: bool = False
+    """Whether a tuned model that is an adapter may name another base than the old base."""
 
     def complete(self, recipe: Recipe) -> Recipe:
         """The recipe that uses what is given; what it needs and does not have is an error.
@@ -270,7 +274,8 @@ def load_inputs(
     """Load the old base, the tuned model, the new base and the images, and check that they fit together."""
     given = given or Given()
     with run.stage("loading", "loading the models"):
-        source, tuned, target = (load_checkpoint(each, **run.loading) for each in models)
+        source, target = (load_checkpoint(each, **run.loading) for each in (models[0], models[2]))
+        tuned = load_tuned(models[1], source, force_base=given.force_base, **run.loading)
         comparison = compare(source, tuned, target)
         real = None if given.tuned_target is None else load_checkpoint(given.tuned_target, **run.loading)
         _check_real(source, tuned, real)
@@ -300,6 +305,7 @@ def load_inputs(
             heads = _update_in_part(heads, relation, recipe.port)
         model.load_state_dict(heads.target)
         check_shapes(model, preprocess.input_size, tuned.num_classes)
+        check_adapter(model, recipe.port, comparison.head, preprocess.input_size)
         if data.name == NO_DATA:
             _check_blind(model, relation, recipe, given)
     return Inputs(

@@ -39,6 +39,7 @@ class PortArguments(RunArguments, PlaceArguments, total=False):
     gradient_cache: str | Path | None
     also_data: Any
     also_data_fit: bool
+    force_base: bool
     dtype: str | None
 
 
@@ -54,8 +55,9 @@ def port(
 ) -> PortResult:
     """Move a fine-tuning (from `src_base` to `src_ft`) to a new base, and measure whether that was worth it.
 
-    Models are references (timm name, Hub id, folder, file with `arch`) or modules; `data` is the name of a recipe, a
-    reference, a dataset, or "none": between related bases without BatchNorm, the fine-tuning is then added unscored.
+    Models are references (timm name, Hub id, folder, file with `arch`) or modules; `src_ft` may be a PEFT adapter of
+    `src_base`. `data` is the name of a recipe, a reference, a dataset, or "none": between related bases without
+    BatchNorm, the fine-tuning is then added unscored.
     With `out`, the result is saved there, all at once, and a run that was killed continues with `resume=True`; without,
     nothing is written. Further options:
 
@@ -65,6 +67,7 @@ def port(
       fine-tuning started with. `checkpoints`: those of the fine-tuning, to port along them.
     - `also_data`: a second set of images (noisy ones, another camera), on which everything is scored, too;
       `also_data_fit`: closed-form heads are fitted on its training images, too.
+    - `force_base`: use an adapter that names another base than `src_base`.
     - `gradient_cache`: a folder that keeps gradients of the old side for ports to other bases.
     - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
     - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`, `progress`: where and how it runs.

@@ -17,11 +17,13 @@ from PIL.Image import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from hf_retarget.adapters.writing import Adapter, compose_adapter
 from hf_retarget.contenders import AFTER, BESIDE, PORT
 from hf_retarget.data import ImageData, Split
 from hf_retarget.data.batches import derive_seed
 from hf_retarget.document import (
     FORMAT,
+    AdapterFacts,
     ContenderFigures,
     DataFacts,
     ModelFacts,
@@ -34,7 +36,7 @@ from hf_retarget.document import (
 )
 from hf_retarget.errors import PortError
 from hf_retarget.evaluation.paired import count_flips, measure_lead
-from hf_retarget.evaluation.scorer import Score
+from hf_retarget.evaluation.scorer import Score, Scorer
 from hf_retarget.files import hash_files, to_json, write_json, write_text
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.inspection import draw_fit
@@ -91,6 +93,8 @@ class PortResult:
     """What the weights are stored as; as those of the new base if None."""
     thumbnails: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     """Test images that the report shows, by their number."""
+    adapter: Adapter | None = field(default=None, repr=False)
+    """What is saved instead of the model, if the recipe says so."""
 
     @property
     def verdict(self) -> str:
@@ -133,7 +137,7 @@ class PortResult:
         inputs = self.inputs
         save_model(
             folder,
-            self.weights,
+            self.weights if self.adapter is None else None,
             inputs.target,
             num_classes=inputs.classes,
             labels=inputs.labels,
@@ -141,6 +145,8 @@ class PortResult:
             config=inputs.preprocess.config,
         )
         try:
+            if self.adapter is not None:
+                self.adapter.save(folder)
             if self.permutation is not None and self.graph is not None:
                 self.permutation.save(folder / PERMUTATION)
                 self.graph.save(folder / GRAPH)
@@ -156,6 +162,8 @@ class PortResult:
                 )
                 for each in self.document.table
             ]
+            if self.adapter is not None and (test := self.adapter.facts.test):
+                rows.append(("the adapter, as PEFT loads it", {**asdict(test), "also": None}))
             card = write_port_card(self.document, rows, library=name_library(inputs.target), curve=curve)
             write_text(folder / CARD, card)
         except (OSError, SafetensorError) as error:
@@ -192,19 +200,35 @@ def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]
     """Choose, judge, and put everything together."""
     samples, thumbnails = draw_samples(contest) if contest.entries else ({}, {})
     weights = contest.result.made.weights if contest.inputs.has_images else add_blindly(contest.inputs)
+    adapter = make_adapter(contest, weights, dtype) if contest.recipe.port.save_as == "lora" else None
     contest.scorer.load(weights)
     best = contest.winner.made.best if contest.entries else None
     return PortResult(
         model=contest.scorer.model.cpu().eval(),
         weights=weights,
         permutation=best.permutation if best else None,
-        document=compose_document(contest, samples, key),
+        document=compose_document(contest, samples, key, adapter.facts if adapter else None),
         recipe=contest.recipe,
         graph=contest.traced.graph if contest.is_traced else None,
         inputs=contest.inputs,
         dtype=dtype,
         thumbnails=thumbnails,
+        adapter=adapter,
     )
+
+
+def make_adapter(contest: Contest, weights: dict[str, Tensor], dtype: torch.dtype | None) -> Adapter:
+    """The port as an adapter of the new base, scored as PEFT loads it."""
+    inputs, recipe, run = contest.inputs, contest.recipe, contest.run
+    with run.stage("adapter", "making the adapter"):
+        about = (inputs.model, inputs.comparison.head, recipe.port, inputs.preprocess.input_size, dtype)
+        made = compose_adapter(inputs.target, weights, *about)
+        loaded = made.load(inputs.target.build(inputs.classes))
+    if not inputs.has_images:
+        return made
+    score = Scorer(loaded, inputs.data, inputs.classes, recipe.port, run).score(inputs.data.test)
+    figures, lead = _describe_score(score, False), measure_lead(score, contest.result.test)
+    return replace(made, facts=replace(made.facts, test=figures, lead=lead))
 
 
 def add_blindly(inputs: Inputs) -> dict[str, Tensor]:
@@ -233,7 +257,9 @@ def name_library(checkpoint: Checkpoint) -> str:
 # ---- port.json
 
 
-def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, Any]) -> PortDocument:
+def compose_document(
+    contest: Contest, samples: dict[str, Any], key: dict[str, Any], adapter: AdapterFacts | None = None
+) -> PortDocument:
     """Everything that is known about a finished port."""
     inputs, run, winner = contest.inputs, contest.run, contest.winner if contest.inputs.has_images else None
     best, versions, given = winner.made.best if winner else None, list_versions(), inputs.given.permutation
@@ -262,6 +288,7 @@ def compose_document(contest: Contest, samples: dict[str, Any], key: dict[str, A
         flipped=_list_flipped(contest),
         matching=best.fit if best else {},
         batchnorm=best.batchnorm if best else {},
+        adapter=adapter,
         samples=samples,
         device={
             "type": run.accelerator.device.type,

@@ -172,7 +172,7 @@ class Workplace:
     def put_in_place(self) -> None:
         """Move the result to `out`, and remove the hidden folder."""
         with _naming(self.folder):
-            if not (self.result / MODEL_CONFIG).is_file() or not any(self.result.glob("model*.safetensors")):
+            if not (self.result / MODEL_CONFIG).is_file() or not any(self.result.glob("*model*.safetensors")):
                 raise PortError(f"'{self.result}' holds no whole model, and does not become '{self.out}'; run it again")
             save_record(self.hidden / _FINISHED, {})
             self._exchange()

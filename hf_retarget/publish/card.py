@@ -54,16 +54,17 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
     """
     models = {name: asdict(side) for name, side in document.models.items()}
     target, data, recipe = models["target"], asdict(document.data), document.recipe
-    score = (
-        asdict(document.result.test) if document.contenders and document.labelled else {}
-    )  # agreement is no accuracy
+    adapter, score = document.adapter, {}
+    if document.contenders and document.labelled:  # agreement is no accuracy
+        score = asdict(adapter.test if adapter and adapter.test else document.result.test)
     # Without the old base: nothing of it is left, and a search for its fine-tunings should not find a finished port.
-    bases = [*_list_origins(target), models["tuned"]["hub_id"]]
+    bases = [*_list_origins(target), None if adapter else models["tuned"]["hub_id"]]
+    kind = "peft" if adapter else library
     return _render(
         "port_card.md.jinja",
         rows,
-        metadata=_describe(target, data, recipe, bases, score, library),
-        library=library,
+        metadata=_describe(target, data, recipe, bases, score, kind),
+        example=_write_example(document, library),
         curve=curve,
         base=target,
         models=models,
@@ -86,7 +87,7 @@ def write_tuned_card(document: Document, *, library: str = "timm", curve: str | 
         "tuned_card.md.jinja",
         [("fine-tuned", score)],
         metadata=_describe(model, data, recipe, _list_origins(model), score if labelled else {}, library),
-        library=library,
+        example=_EXAMPLES.get(library, ""),
         curve=curve,
         base=model,
         sides={"base": model},
@@ -110,9 +111,31 @@ def _list_facts(document: PortDocument) -> list[str]:
         facts.append(
             f"Of the test images, {lost:,} that the tuned model has right are wrong now, and {won:,} the reverse."
         )
+    if document.adapter:
+        facts.append(document.adapter.sentence)
     if not document.labelled:
         facts.append("The images had no labels: scores are agreement with the tuned model, not accuracy.")
     return facts
+
+
+def _write_example(document: PortDocument, library: str) -> str:
+    """How to load the result; an adapter needs its base, with as many classes."""
+    base, classes = document.models["target"], document.models["tuned"].classes
+    if document.adapter is None or library not in _EXAMPLES:
+        return _EXAMPLES.get(library, "")
+    name, revision = json.dumps(base.hub_id or base.name), json.dumps(base.revision) if base.hub_id else None
+    if library == "timm":
+        place = f"hf-hub:{base.hub_id}@{base.revision}" if base.hub_id else f"local-dir:{base.name}"
+        load = f"base = timm.create_model({json.dumps(place)}, pretrained=True, num_classes={classes})"
+    else:
+        pinned = f", revision={revision}" if revision else ""
+        load = (
+            f"base = transformers.AutoModelForImageClassification.from_pretrained(\n    {name}{pinned}, "
+            f"num_labels={classes}, ignore_mismatched_sizes=True\n)"
+        )
+    return (
+        f'import {library}\nfrom peft import PeftModel\n\n{load}\nmodel = PeftModel.from_pretrained(base, "{_LOCAL}")'
+    )
 
 
 def address_card(card: str, repository: str, revision: str | None = None) -> str:
@@ -177,7 +200,6 @@ def _render(template: str, rows: Rows, *, data: Document, recipe: Document, comm
         images=[f"{count:,} {split}" for split, count in data["images"].items()],
         labels=data.get("labels") or (),
         top5=any(score.get("top5") is not None for _, score in rows),
-        examples=_EXAMPLES,
         most=_MOST_LABELS,
     )
 
@@ -215,9 +237,10 @@ def _describe(
         if (value := score.get(f"top{most}")) is not None
     ]
     known = list(dict.fromkeys(each for each in bases if each))
+    relation = "adapter" if library == "peft" else "finetune"
     entries: dict[str, Any] = {
         **describe_licence(base.get("license"), base.get("license_link")),
-        **({"base_model": known, "base_model_relation": "finetune"} if known else {}),
+        **({"base_model": known, "base_model_relation": relation} if known else {}),
         **({"datasets": [data["name"]]} if data["revision"] else {}),
     }
     metadata = ModelCardData(

@@ -17,13 +17,25 @@ from safetensors import SafetensorError, safe_open
 from hf_retarget.document import read_document
 from hf_retarget.errors import PortError, PublishError
 from hf_retarget.files import to_json
-from hf_retarget.names import CARD, FINETUNE, GRAPH, INITIAL_HEAD, MODEL_CONFIG, PERMUTATION, PORT, RECIPE, REPORT
+from hf_retarget.names import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CARD,
+    FINETUNE,
+    GRAPH,
+    INITIAL_HEAD,
+    MODEL_CONFIG,
+    PERMUTATION,
+    PORT,
+    RECIPE,
+    REPORT,
+)
 from hf_retarget.untrusted import parse_json, parse_yaml, read_json
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
 
 KNOWN = (
-    *(MODEL_CONFIG, "preprocessor_config.json", WEIGHTS, INDEX, SHARDS),
+    *(MODEL_CONFIG, "preprocessor_config.json", WEIGHTS, INDEX, SHARDS, ADAPTER_CONFIG, ADAPTER_WEIGHTS),
     *(CARD, PORT, FINETUNE, RECIPE, REPORT, PERMUTATION, INITIAL_HEAD, GRAPH),
     *("figures/*.png", "figures/*.svg", "plane/plane.*"),
 )
@@ -70,7 +82,8 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 def list_weights(files: Mapping[str, Path]) -> list[str]:
     """The files that hold the weights, among those that are pushed."""
-    return [WEIGHTS] if WEIGHTS in files else [name for name in files if fnmatch(name, SHARDS)]
+    single = [name for name in (WEIGHTS, ADAPTER_WEIGHTS, ADAPTER_CONFIG) if name in files]
+    return single or [name for name in files if fnmatch(name, SHARDS)]
 
 
 def _shows_private_images(folder: Path) -> bool:
@@ -89,12 +102,13 @@ def _check_finished(folder: Path) -> None:
     if re.fullmatch(r"\..+\.(work|tmp)", folder.resolve().parent.name):
         raise PublishError(f"'{folder}' belongs to a run that is not finished; continue it with --resume, then push")
     sharded = (folder / INDEX).is_file()
-    for name in (MODEL_CONFIG, INDEX if sharded else WEIGHTS):
+    single = ADAPTER_WEIGHTS if (folder / ADAPTER_CONFIG).is_file() else WEIGHTS
+    for name in (MODEL_CONFIG, INDEX if sharded else single):
         if not (folder / name).is_file():
             raise PublishError(f"'{folder}' is no finished model: there is no {name} in it; {made}")
     try:
         read_json(folder / MODEL_CONFIG)
-        shards = read_json(folder / INDEX)["weight_map"].values() if sharded else (WEIGHTS,)
+        shards = read_json(folder / INDEX)["weight_map"].values() if sharded else (single,)
         for name in sorted({Path(each).name for each in shards}):
             with safe_open(str(folder / name), "np"):  # importing torch would take seconds, and only names are read
                 pass

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hf_retarget.contenders import method_names
 from hf_retarget.errors import RecipeError
-from hf_retarget.names import PORT_HEADS, TARGETS
+from hf_retarget.names import PORT_HEADS, SAVE_AS, TARGETS
 from hf_retarget.recipe.field import fields_of
 
 
@@ -120,6 +120,18 @@ class PortOptions(_Options):
         12, "test images that the report shows, with what the models say (0: none)", least=0, most=48
     )
     eval_batch: int = _option(64, "images in a minibatch of an evaluation", least=1)
+    save_as: str = _option("model", "save the whole model, or a PEFT adapter of the new base", choices=SAVE_AS)
+    rank: int | None = _option(None, "rank of the adapter's layers, with `save_as: lora` (16 if not given)", least=1)
+    energy: float | None = _option(
+        None, "instead of a rank: share of the energy of each layer's change that the adapter keeps", above=0, most=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank is not None and self.energy is not None:
+            raise RecipeError(f"give a rank ({self.rank}) or a share of energy ({self.energy:g}), not both")
+        if self.save_as != "lora" and (self.rank is not None or self.energy is not None):
+            raise RecipeError("a rank and a share of energy are those of an adapter: say --save-as lora, too")
 
 
 @dataclass(frozen=True)

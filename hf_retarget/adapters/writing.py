@@ -1,0 +1,267 @@
+"""Adapters out: what a port adds to its new base, as a LoRA adapter that PEFT loads onto that base.
+
+Linear layers and plain convolutions become two factors each, by a truncated singular value decomposition. Heads, norms
+with their statistics and all other modules without parts are saved whole. What belongs to a module with parts (a
+position embedding, a class token) cannot be held by an adapter, and is named.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hf_retarget.adapters.reading import PREFIX, import_peft
+from hf_retarget.document import AdapterFacts
+from hf_retarget.errors import ModelError, NotFiniteError, PortError
+from hf_retarget.files import atomic_path, write_json
+from hf_retarget.models import Checkpoint
+from hf_retarget.models.weights import find_not_finite
+from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from hf_retarget.recipe import PortOptions
+
+_PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_RANK = 16
+_FEW = 0.25
+"""Share of the numbers of all layers up to which some of them are saved whole for the sake of biases."""
+_WHOLE = 1 - 1e-7
+"""Share of the energy that counts as all of it: float32 has no more digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A LoRA adapter: its configuration, its tensors as they are stored, and what is known about it."""
+
+    config: dict[str, Any]
+    weights: dict[str, Tensor] = field(repr=False)
+    facts: AdapterFacts
+
+    def save(self, folder: Path) -> None:
+        """Write adapter_config.json and adapter_model.safetensors, the same bytes for the same content."""
+        with atomic_path(folder / ADAPTER_WEIGHTS) as temporary:
+            save_file(self.weights, temporary, {"format": "pt"})
+        write_json(folder / ADAPTER_CONFIG, self.config)
+
+    def load(self, model: nn.Module) -> nn.Module:
+        """The model with this adapter, as PEFT loads it from its files; PortError if that is another one."""
+        peft = import_peft("an adapter is to be loaded")
+        with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.save(Path(place))
+            try:
+                loaded: nn.Module = peft.PeftModel.from_pretrained(model, place)
+                found = peft.get_peft_model_state_dict(loaded, save_embedding_layers=False)
+            except Exception as error:  # whatever PEFT raises
+                raise PortError(f"PEFT cannot load the adapter: {error}; save the model (--save-as model)") from error
+        if found.keys() != self.weights.keys():
+            odd = sorted(found.keys() ^ self.weights.keys())[0]
+            raise PortError(f"PEFT reads the adapter in another way: '{odd}'; save the model (--save-as model)")
+        return loaded.eval()
+
+
+@dataclass
+class _Parts:
+    """What of a model goes where, by the names of its modules."""
+
+    factored: dict[str, Any] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
+    bare: list[str] = field(default_factory=list)
+    """Tensors that an adapter cannot hold."""
+
+
+def check_adapter(model: nn.Module, options: PortOptions, head: Collection[str], input_size: tuple[int, ...]) -> None:
+    """Refuse an adapter that cannot be made of this model, before any work."""
+    if options.save_as != "lora":
+        return
+    import_peft("--save-as lora writes a PEFT adapter")
+    names = {name.rpartition(".")[0] for name in head}
+    layers = [name for name in _find_called(model, input_size) if name not in names]
+    shapes = {name: model.get_parameter(f"{name}.weight").shape for name in layers}
+    ranks = {name: min(shape[0], shape[1:].numel()) for name, shape in shapes.items()}
+    if not ranks:
+        raise ModelError("the model has no linear layer or plain convolution besides its head; leave out --save-as")
+    name, most = max(sorted(ranks.items()), key=lambda each: each[1])
+    if options.rank is not None and options.rank > most:
+        raise ModelError(f"no layer has a rank of {options.rank}: '{name}' has the highest, {most}; lower --rank")
+
+
+def compose_adapter(
+    base: Checkpoint,
+    weights: Mapping[str, Tensor],
+    model: nn.Module,
+    head: Collection[str],
+    options: PortOptions,
+    input_size: tuple[int, ...],
+    dtype: torch.dtype | None = None,
+) -> Adapter:
+    """The difference between weights and a base as an adapter; `model` is one that the weights fit.
+
+    With `rank`, layers keep as many directions, or as many as they have; with `energy`, the fewest that have this share
+    of the energy of a layer.
+    """
+    before = base.in_float32()
+    delta = {
+        name: new - old if (old := before.get(name)) is not None and old.shape == new.shape else new
+        for name, new in weights.items()
+        if new.is_floating_point()
+    }
+    changed = {name for name, each in delta.items() if each.any()}
+    parts = _divide(model, changed, head, _find_called(model, input_size))
+    biased = all(getattr(each, "bias", None) is not None for each in parts.factored.values())
+    backbone = {name for name, _ in model.named_parameters()} - set(head)
+    energies = {name: float(delta[name].double().square().sum()) for name in backbone}
+    lost = {name: energies.get(name, 0.0) for name in parts.bare}
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    cut = 0.0
+    for name in parts.factored:
+        down, up, missing = _factor(delta[f"{name}.weight"], options)
+        tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+        ranks[name], cut = len(down), cut + missing
+        if (bias := delta.get(f"{name}.bias")) is not None and biased:
+            tensors[f"{name}.lora_B.bias"] = bias
+        elif bias is not None and bias.any():
+            lost[f"{name}.bias"] = energies[f"{name}.bias"]
+    for name, module in parts.whole.items():
+        tensors |= {f"{name}.{each}": weights[f"{name}.{each}"] for each in module.state_dict()}
+    stored = {PREFIX + name: _stored(name, tensor, dtype) for name, tensor in tensors.items()}
+    total = sum(energies.values())
+    usual = _RANK if options.energy is None else Counter(ranks.values()).most_common(1)[0][0]
+    rank = options.rank or usual
+    facts = AdapterFacts(
+        rank=rank,
+        energy=max(0.0, 1 - (cut + sum(lost.values())) / total) if total else 1.0,
+        layers=len(ranks),
+        whole=tuple(parts.whole),
+        left_out={name: each / total if total else 0.0 for name, each in lost.items()},
+        size=sum(each.numel() * each.element_size() for each in stored.values()),
+    )
+    return Adapter(_configure(base, model, parts, rank, ranks, biased), stored, facts)
+
+
+def _find_called(model: nn.Module, input_size: tuple[int, ...]) -> set[str]:
+    """The layers that are called as such; of others, only the weights are used, and factors would have no effect."""
+    called: set[str] = set()
+    plain = {name: each for name, each in model.named_modules() if _is_plain(each)}
+    hooks = [each.register_forward_hook(lambda *_, name=name: called.add(name)) for name, each in plain.items()]
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *input_size, device=next(model.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
+
+
+def _divide(model: nn.Module, changed: set[str], head: Collection[str], called: set[str]) -> _Parts:
+    """What of a model is factored, whole or left out."""
+    parts, modules = _Parts(), {name: each for name, each in model.named_modules() if name}
+    names, state = {name.rpartition(".")[0] for name in head}, model.state_dict()
+    for name, module in {"": model, **modules}.items():
+        own = [f"{name}.{each}".lstrip(".") for each in (*module._parameters, *module._buffers)]
+        own = [each for each in own if each in state]
+        moved = [each for each in own if each in changed]
+        single = bool(name) and len(own) == len(module.state_dict())
+        if name not in names and moved and name in called:
+            parts.factored[name] = module
+        elif single and (moved or name in names):
+            parts.whole[name] = module
+        else:
+            parts.bare += moved
+    _settle_biases(parts)
+    # PEFT goes by the ends of names: `norm` means `fc_norm`, too.
+    for name, module in modules.items():
+        if name not in parts.whole and any(name.endswith(each) for each in parts.whole):
+            parts.whole[name] = module
+            for inside in [each for each in (*parts.whole, *parts.factored) if each.startswith(f"{name}.")]:
+                parts.whole.pop(inside, None)
+                parts.factored.pop(inside, None)
+            parts.factored.pop(name, None)
+            parts.bare = [each for each in parts.bare if not each.startswith(f"{name}.")]
+    if not parts.factored:  # PEFT wants one: the smallest, with factors of zero
+        free: dict[str, Any] = {n: modules[n] for n in sorted(called) if not _is_inside(n, parts.whole)}
+        name = min(free, key=lambda each: int(free[each].weight.numel()))
+        parts.factored[name] = free[name]
+    return parts
+
+
+def _settle_biases(parts: _Parts) -> None:
+    """An adapter has biases for all layers or for none: of two sorts of layers, a much smaller one is saved whole."""
+    sizes = {name: each.weight.numel() for name, each in parts.factored.items()}
+    biased = {name for name, each in parts.factored.items() if each.bias is not None}
+    few = min(biased, parts.factored.keys() - biased, key=lambda names: sum(sizes[each] for each in names))
+    if sum(sizes[each] for each in few) <= _FEW * sum(sizes.values()):
+        parts.whole |= {name: parts.factored.pop(name) for name in sorted(few)}
+
+
+def _is_inside(name: str, whole: Collection[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in whole)
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether PEFT's factors do what a change of the weight does: subclasses may treat their weights as they like."""
+    if type(module) not in _PLAIN or module._buffers or {*module._parameters} - {"weight", "bias"}:
+        return False
+    if isinstance(module, nn.Linear):
+        return True
+    dilated = any(each != 1 for each in module.dilation)
+    return bool(module.groups == 1 and not dilated and module.padding_mode == "zeros")
+
+
+def _factor(delta: Tensor, options: PortOptions) -> tuple[Tensor, Tensor, float]:
+    """Two factors of a change of weights, down and up, and the energy that they miss."""
+    left, values, right = torch.linalg.svd(delta.flatten(1), full_matrices=False)
+    energies = values.double().square()
+    if options.energy is None:
+        rank = min(options.rank or _RANK, len(values))
+    else:
+        rank = 1 + int((energies.cumsum(0) < min(options.energy, _WHOLE) * energies.sum()).sum())
+    scales = values[:rank].sqrt()
+    down = (scales[:, None] * right[:rank]).reshape(rank, *delta.shape[1:])
+    up = (left[:, :rank] * scales).reshape(len(delta), rank, *(1 for _ in delta.shape[2:]))
+    return down, up, float(energies[rank:].sum())
+
+
+def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    kept = tensor.detach().cpu().to(dtype or torch.float32) if tensor.is_floating_point() else tensor.detach().cpu()
+    if find_not_finite({name: kept}):
+        raise NotFiniteError(f"'{name}' of the adapter holds NaN or infinite numbers, or too large ones for {dtype}")
+    return kept.contiguous().clone()
+
+
+def _configure(
+    base: Checkpoint, model: nn.Module, parts: _Parts, rank: int, ranks: Mapping[str, int], biased: bool
+) -> dict[str, Any]:
+    """The entries of adapter_config.json that matter; alpha is the rank, so that nothing is scaled."""
+    other = {f"^{name}": each for name, each in ranks.items() if each != rank}
+    meant = [
+        name
+        for name, _ in model.named_modules()
+        if name not in ranks and any(name.endswith(f".{each}") for each in ranks) and not _is_inside(name, parts.whole)
+    ]
+    return {
+        "peft_type": "LORA",
+        "peft_version": version("peft"),
+        "base_model_name_or_path": base.hub_id or Path(base.reference).name,  # of a path, only the last part
+        "revision": base.revision,
+        "task_type": None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": other,
+        "alpha_pattern": other,
+        "lora_bias": biased,
+        "bias": "none",
+        "target_modules": list(ranks),
+        "exclude_modules": meant or None,
+        "modules_to_save": list(parts.whole),
+    }
