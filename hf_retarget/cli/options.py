@@ -46,9 +46,15 @@ debug_option = click.option(
     help="Show the traceback of an error (also: HF_DEBUG=1).",
 )
 token_option = click.option("--token", metavar="TEXT", callback=_read_token, help="Token for the Hub (also: HF_TOKEN).")
+arch_option = click.option(
+    "--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."
+)
+allow_pickle_option = click.option(
+    "--allow-pickle", is_flag=True, help="Read .pth, .pth.tar, .pt and .bin files, too (tensors and plain values only)."
+)
 model_options = _together(
-    click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
-    click.option("--allow-pickle", is_flag=True, help="Read .pth, .pt and .bin files, too (tensors only)."),
+    arch_option,
+    allow_pickle_option,
     click.option(
         "--preprocess",
         metavar="HOW",

@@ -98,7 +98,7 @@ def evaluate(
     check_shapes(built, found.train.preprocess.input_size, checkpoint.num_classes)
     scored = found.test if split == "all" else getattr(found, split)
     score = Scorer(built, found, checkpoint.num_classes, chosen.port, run).score(scored)
-    notes = (*found.notes, *found.broken_notes)
+    notes = (*checkpoint.notes, *found.notes, *found.broken_notes)
     labels = checkpoint.labels or found.labels
     return Evaluation(score, checkpoint.reference, checkpoint.architecture, found.name, split, labels, notes)
 

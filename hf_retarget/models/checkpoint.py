@@ -56,6 +56,8 @@ class Checkpoint(Description):
     """The models it was made from, according to the card in its folder."""
     hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
     """From the names of the files that were read to their sha256."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about how the files were read."""
     module: nn.Module | None = field(default=None, repr=False)
     """The model itself, if it was given from Python and can only be copied."""
 

@@ -196,7 +196,7 @@ class _Finetuning:
     def introduce(self) -> None:
         """Say what will be done, and make a place for it."""
         start = self.start
-        for note in (*start.data.notes, f"head: {start.head} ({start.why})"):
+        for note in (*self.checkpoint.notes, *start.data.notes, f"head: {start.head} ({start.why})"):
             self.run.progress.say(note)
         self.place.begin(self.key, self.run)
         # What cannot be saved should fail before the training, not after it.
