@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_retarget.advice import advise, compare_times
 from hf_retarget.cli.options import (
     bases_options,
     debug_option,
@@ -24,10 +24,10 @@ from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import (
     Row,
     describe_command,
-    describe_data,
     echo,
     echo_json,
     echo_rows,
+    hidden_data,
     print_curves,
     print_scores,
 )
@@ -141,9 +141,11 @@ def port(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet and document.contenders:
-        teacher = "" if document.labelled else f" --teacher {shlex.quote(options['src_ft'])}"
+        if times := compare_times(document):
+            echo(f"Time: {times}", err=True)
         echo(f"Look: {out}/report.html", err=True)
-        echo(f"Next: hf-retarget finetune {describe_data(out, recipe)}{teacher} --steps 200 --out …", err=True)
+        if command := advise(document, str(out), options, hidden_data(recipe)):
+            echo(f"Next: {command}", err=True)
 
 
 def name_result(tuned: str, new_base: str) -> str:

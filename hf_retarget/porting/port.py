@@ -84,7 +84,8 @@ def port(
         _introduce(contest)
         for contender, role in choose_contenders(given.asked(chosen)) if inputs.has_images else ():
             contest.enter(contender, role)  # made, chosen on validation images, scored on test images
-        result = make_result(contest, dtype, key)
+        bases = {"src_base": src_base, "src_ft": src_ft, "new_base": new_base}
+        result = make_result(contest, dtype, key).advised(out or "ported", {**options, **bases})
         place.finish(result.write, run)
         return result
 
