@@ -377,6 +377,7 @@ def test_help_says_what_the_tool_does():
     assert [name in listed for name in ("port", "finetune", "evaluate")] == [True] * 3
     text = run("port", "--help").stdout
     assert text.rstrip().splitlines()[-1].strip().startswith("hf-retarget port ")
+    text = run("port", "--help-all").stdout
     assert [heading in text for heading in ("Data (", "Port (", "Fine-tuning (")] == [True] * 3
 
 

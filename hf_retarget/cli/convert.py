@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from hf_retarget.cli.options import allow_pickle_option, arch_option, debug_option, num_classes_option, token_option
+from hf_retarget.cli.options import (
+    allow_pickle_option,
+    arch_option,
+    debug_option,
+    model_argument,
+    num_classes_option,
+    token_option,
+)
 from hf_retarget.cli.progress import status
 from hf_retarget.cli.show import echo_rows
 
@@ -20,7 +27,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLE)
-@click.argument("model")
+@model_argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
 @arch_option
 @allow_pickle_option

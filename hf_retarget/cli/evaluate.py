@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, num_classes_option, run_options
+from hf_retarget.cli.options import debug_option, model_argument, model_options, num_classes_option, run_options
 from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import Row, echo, echo_json, print_table
@@ -28,7 +28,7 @@ _MOST_CONFUSIONS = 10
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@click.argument("model")
+@model_argument("model")
 @click.option(
     "--split",
     type=click.Choice(SPLITS),

@@ -10,6 +10,7 @@ import click
 
 from hf_retarget.cli.options import (
     debug_option,
+    model_argument,
     model_options,
     num_classes_option,
     output_options,
@@ -39,8 +40,11 @@ Examples:
 _MOST = 12  # scores of the validation curve that are printed
 
 
-@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@click.argument("model")
+_COMMON = "--steps --epochs --lr --batch-size --record --teacher --arch --device --resume --overwrite --push-to-hub"
+
+
+@click.command(cls=SectionedCommand, common=_COMMON, epilog=_EXAMPLE)
+@model_argument("model")
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to make for the tuned model."
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option
+from hf_retarget.cli.options import debug_option, model_argument
 from hf_retarget.cli.progress import status
 from hf_retarget.cli.show import echo_json, write_file
 
@@ -32,7 +32,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(epilog=_EXAMPLE)
-@click.argument("model")
+@model_argument("model")
 @click.option("--verify", "verified", is_flag=True, help="Verify it: permute random weights and compare outputs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("--svg", type=_FILE, help="Write the picture to FILE.", metavar="FILE")

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from hf_retarget.names import PRECISIONS
 
@@ -28,6 +29,21 @@ def _together(*options: Decorator) -> Decorator:
         return command
 
     return add
+
+
+def complete_paths(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let a shell complete files and folders, where names are possible, too."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def model_argument(name: str, **options: Any) -> Decorator:
+    """An argument that is a model."""
+    return click.argument(name, shell_complete=complete_paths, **options)
+
+
+def model_option(flag: str, **options: Any) -> Decorator:
+    """An option that takes a model."""
+    return click.option(flag, metavar="MODEL", shell_complete=complete_paths, **options)
 
 
 def _read_token(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -65,9 +81,9 @@ model_options = _together(
 """How references to models are read."""
 
 bases_options = _together(
-    click.option("--src-base", required=True, metavar="MODEL", help="Old base, where the fine-tuning started."),
-    click.option("--src-ft", required=True, metavar="MODEL", help="Tuned model: the old base after fine-tuning."),
-    click.option("--new-base", required=True, metavar="MODEL", help="New base, to which the fine-tuning moves."),
+    model_option("--src-base", required=True, help="Old base, where the fine-tuning started."),
+    model_option("--src-ft", required=True, help="Tuned model: the old base after fine-tuning."),
+    model_option("--new-base", required=True, help="New base, to which the fine-tuning moves."),
 )
 """The models of a port."""
 

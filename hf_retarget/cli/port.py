@@ -53,7 +53,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite", "lock")  # what a plan does not need
 
 
-@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
+_COMMON = (
+    "--out --method --steps --finetune-steps --permutation --also-data --arch --device --dry-run --resume --push-to-hub"
+)
+
+
+@click.command(cls=SectionedCommand, common=_COMMON, epilog=_EXAMPLE)
 @bases_options
 @click.option(
     "--out",
@@ -105,7 +110,7 @@ def port(
     """Move a fine-tuning to a new base of the same architecture, without repeating it.
 
     A MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with
-    --arch. The closing table compares the port with plain fine-tuning at the same price; DIR appears when all is done.
+    --arch. The folder DIR appears when all is done.
     """
     options["checkpoints"] = options["checkpoints"] or None
     if out is None:
