@@ -14,7 +14,20 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the bottom to the top: each may import itself and what is below. A part that is not listed is a leaf (report,
 # publish …): it may import what is below it, and of its equals those in BESIDE; the ones above may import it.
-BELOW = ["errors", "untrusted", "names", "words", "files", "run", "contenders", "document", "advice", "hub", "recipe"]
+BELOW = [
+    "errors",
+    "untrusted",
+    "names",
+    "words",
+    "files",
+    "progress",
+    "run",
+    "contenders",
+    "document",
+    "advice",
+    "hub",
+    "recipe",
+]
 BELOW += ["graph", "matching", "models", "data", "evaluation", "training"]
 BESIDE = {"inspection": {"report"}}
 ABOVE = ["porting", "landscape", "cli", "__main__"]

@@ -15,8 +15,8 @@ from hf_retarget.cli.options import (
     num_classes_option,
     token_option,
 )
-from hf_retarget.cli.progress import status
 from hf_retarget.cli.show import echo_rows
+from hf_retarget.progress import status
 
 _EXAMPLE = """\b
 Examples:

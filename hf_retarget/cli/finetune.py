@@ -18,12 +18,12 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import describe_command, describe_data, echo, echo_json, echo_rows
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import FINETUNE, START_HEADS
+from hf_retarget.progress import is_main_process, status, watch
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 if TYPE_CHECKING:

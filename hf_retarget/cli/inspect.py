@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.options import debug_option, model_argument
-from hf_retarget.cli.progress import status
 from hf_retarget.cli.show import echo_json, write_file
+from hf_retarget.progress import status
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

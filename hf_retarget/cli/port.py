@@ -18,7 +18,6 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import (
@@ -35,6 +34,7 @@ from hf_retarget.contenders import AUTO
 from hf_retarget.document import read_document
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import DTYPES, PORT
+from hf_retarget.progress import is_main_process, status, watch
 from hf_retarget.words import estimate
 
 if TYPE_CHECKING:

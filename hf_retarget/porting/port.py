@@ -67,7 +67,8 @@ def port(
       `also_data_fit`: closed-form heads are fitted on its training images, too.
     - `gradient_cache`: a folder that keeps gradients of the old side for ports to other bases.
     - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
-    - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`, `progress`: where and how it runs.
+    - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`: where and how it runs.
+    - `quiet=True`: show no progress, which a terminal and a notebook show otherwise. `progress`: what shows it.
     """
     check_arguments("port", options, PortArguments)
     dtype, run, given = _read_dtype(options.get("dtype")), Run(**pick(options, Run)), Given(**pick(options, Given))

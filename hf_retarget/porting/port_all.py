@@ -18,9 +18,10 @@ from hf_retarget.models.hub import split_revision
 from hf_retarget.names import PERMUTATION, PORT, PORT_ALL
 from hf_retarget.porting.inputs import Reference
 from hf_retarget.porting.port import PortArguments, port, port_place
+from hf_retarget.progress import Progress
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path
 from hf_retarget.recipe import Recipe, choose_recipe, finish_recipe
-from hf_retarget.run import SILENT, Progress, Run, check_arguments, from_main_process, in_main_process, pick
+from hf_retarget.run import Run, check_arguments, from_main_process, in_main_process, pick
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json, read_yaml
 from hf_retarget.words import nearest
 
@@ -214,11 +215,12 @@ def port_all(
     check_arguments("port_all", options, PortAllArguments)
     rest: dict[str, Any] = {**options}
     file, reuse = rest.pop("models_file", None), rest.pop("reuse_permutation", False)
-    overwrite, progress = rest.pop("overwrite", False), rest.get("progress", SILENT)
+    overwrite, run = rest.pop("overwrite", False), Run(**pick(rest, Run))
+    progress = rest["progress"] = run.progress
     common, images = finish_recipe(data, recipe, rest.pop("preset", None), rest.pop("overrides", None))
     jobs = list_jobs(models, file)
     work = _PortAll(src_base, new_base, common, images, Path(out).expanduser(), overwrite, progress, rest)
-    is_main = Run(**pick(rest, Run)).is_main
+    is_main = run.is_main
     with ExitStack() as stack:
         in_main_process(lambda: stack.enter_context(_held(work.out, rest.get("lock", True))))
         done = PortedAll(work.out, (), work.find_donor() if reuse else None)
