@@ -318,6 +318,8 @@ class _Finetuning:
                 "labels": list(self.start.labels) if self.start.labels else None,
                 "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
                 "notes": [*data.notes, *data.broken_notes],
+                "preprocess": self.start.preprocess.facts,
+                "made": self.start.preprocess.sentence,
             },
             "labelled": data.labelled,
             "teacher": self.teacher.reference if self.teacher else None,
