@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
     recorder.finish(tuned, step=20)
 
     new = copy.deepcopy(old)
-    train(new, draw_stripes(320, seed=4, width=5.0), epochs=3)
+    train(new, draw_stripes(320, seed=4, width=9.0), epochs=6)
 
     data = {"train": narrow, "test": draw_stripes(200, seed=3, width=3.0)}
     options = {"port.method": "naive", "port.batch_size": 32, "port.bn_batches": 2}
