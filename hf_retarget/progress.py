@@ -84,7 +84,8 @@ def is_watched() -> bool:
 
 
 def _in_notebook() -> bool:
-    return "ipykernel" in sys.modules
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def is_main_process() -> bool:
@@ -140,7 +141,7 @@ class TerminalProgress:
 
     def row(self, cells: Mapping[str, str], line: str) -> None:
         """Show one row of a table that grows above the bars."""
-        if self._bars is None:
+        if self._bars is None or self._bars.console.is_jupyter:
             self.say(line)
             return
         from rich.text import Text
@@ -157,7 +158,7 @@ class TerminalProgress:
     def say(self, line: str) -> None:
         """Show one line that stays, above the bars."""
         self._headings = ()  # a table that was interrupted gets a new heading
-        if self._bars is not None:
+        if self._bars is not None and not self._bars.console.is_jupyter:  # a notebook would take it away with the bars
             self._bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
             click.echo(plain(line), err=True)
