@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hf_retarget.landscape.result import PlaneResult as PlaneResult
     from hf_retarget.matching.descent import Match as Match
     from hf_retarget.matching.methods import match as match
+    from hf_retarget.models.reference import convert as convert
     from hf_retarget.porting.check import InputCheck as InputCheck
     from hf_retarget.porting.check import check as check
     from hf_retarget.porting.finetune import FinetuneResult as FinetuneResult
@@ -66,6 +67,7 @@ _MODULES = {
     "landscape.result": "PlaneResult",
     "matching.descent": "Match",
     "matching.methods": "match",
+    "models.reference": "convert",
     "porting.check": "InputCheck check",
     "porting.finetune": "FinetuneResult finetune",
     "porting.port": "port",

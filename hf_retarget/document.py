@@ -127,6 +127,8 @@ class ContenderFigures:
     steps: tuple[StepFigures, ...] = ()
     curve: tuple[tuple[float, float], ...] = ()
     """Validation accuracy over the training images spent so far, where gradients were taken."""
+    seconds: float = 0.0
+    """To make it and score it; what is shared counts for the first."""
 
     def __post_init__(self) -> None:
         _check_accuracies(self.validation, *(top1 for _, top1 in self.curve))
@@ -319,6 +321,8 @@ class PortDocument:
     memory: dict[str, int] = field(default_factory=dict)
     peak_memory: int | None = None
     command: str = ""
+    next_step: str = ""
+    """The command that follows the verdict."""
     versions: dict[str, str] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     """All that the result depends on: what `--resume` compares."""

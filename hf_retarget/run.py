@@ -7,50 +7,22 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from hf_retarget.errors import RetargetError
 from hf_retarget.names import PRECISIONS
+from hf_retarget.progress import SILENT, Progress, TerminalProgress, is_main_process, is_watched
 from hf_retarget.words import nearest
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 T = TypeVar("T")
-
-# ---- progress
-
-
-class Progress(Protocol):
-    """Shows a person what happens. Calls to `track` may be nested: the inner one is part of an item of the outer."""
-
-    def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-        """Yield the items, and show `doing` and how far it has come."""
-        yield from items
-
-    def say(self, line: str) -> None:
-        """Show one line that stays."""
-
-    def row(self, cells: Mapping[str, str], line: str) -> None:
-        """Show one row of a growing table (heading → text), or the line where there is no terminal."""
-
-
-class _Silent(Progress):
-    def say(self, line: str) -> None:
-        pass
-
-    def row(self, cells: Mapping[str, str], line: str) -> None:
-        pass
-
-
-SILENT: Progress = _Silent()
-"""Shows nothing."""
-
 
 # ---- time and memory
 
@@ -124,6 +96,7 @@ class RunArguments(TypedDict, total=False):
     token: str | None
     preprocess: Any
     progress: Progress
+    quiet: bool
     command: str
 
 
@@ -142,10 +115,17 @@ class Run:
     token: str | None = field(default=None, repr=False)
     preprocess: Any = None
     """What is done to images, if not what the model's configuration says (`choose_preprocess`)."""
-    progress: Progress = SILENT
+    progress: Progress = field(default_factory=lambda: TerminalProgress(quiet=not (is_watched() and is_main_process())))
+    """By default, what a terminal or a notebook shows."""
+    quiet: bool = False
+    """Show no progress."""
     command: str = ""
     """The command line, for the record."""
     clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        if self.quiet:
+            object.__setattr__(self, "progress", SILENT)
 
     @cached_property
     def accelerator(self) -> Accelerator:

@@ -19,7 +19,7 @@ from hf_retarget.models.hub import HubModel, fetch_model, find_bases, read_card
 from hf_retarget.models.relation import INDEPENDENT, compare_samples, read_shapes, sample_weights
 from hf_retarget.models.weights import PICKLES, weight_files
 from hf_retarget.names import CARD, FINETUNE, MODEL_CONFIG, PORT, RECIPE
-from hf_retarget.run import SILENT, Progress
+from hf_retarget.progress import SILENT, Progress
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 from hf_retarget.words import plural
 

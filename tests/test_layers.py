@@ -14,8 +14,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the bottom to the top: each may import itself and what is below. A part that is not listed is a leaf (report,
 # publish …): it may import what is below it, and of its equals those in BESIDE; the ones above may import it.
-BELOW = ["errors", "untrusted", "names", "words", "files", "run", "contenders", "document_v1"]
-BELOW += ["document", "hub", "recipe", "graph", "matching", "models", "data", "evaluation", "training", "adapters"]
+BELOW = ["errors", "untrusted", "names", "words", "files", "progress", "run", "contenders", "document_v1", "document"]
+BELOW += ["advice", "hub", "recipe", "graph", "matching", "models", "data", "evaluation", "training", "adapters"]
 BESIDE = {"inspection": {"report"}}
 ABOVE = ["porting", "landscape", "cli", "__main__"]
 LONGEST = 500  # lines; more is a sign of two subjects

@@ -110,8 +110,9 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     assert any(line.startswith("head: zero (the heads differ in size") for line in told)
     assert sum(line.startswith("step ") for line in told) == 3
     assert told[-2] == f"Look: {out}/report.html"
-    assert [line.split()[0] for line in told[-4:-2]] == ["naive", "fgmt"], "the curves in a line each"
-    assert told[-1].startswith(f"Next: hf-retarget finetune {out} --data {out}/recipe.yaml")
+    assert [line.split()[0] for line in told[-5:-3]] == ["naive", "fgmt"], "the curves in a line each"
+    assert told[-1].startswith("Next: hf-retarget ")
+    assert sum("plain fine-tuning, each with" in line for line in told) == 1, "seconds side by side"
     assert not any("Warning" in line or "\r" in line for line in told)
 
 
@@ -376,6 +377,7 @@ def test_help_says_what_the_tool_does():
     assert [name in listed for name in ("port", "finetune", "evaluate")] == [True] * 3
     text = run("port", "--help").stdout
     assert text.rstrip().splitlines()[-1].strip().startswith("hf-retarget port ")
+    text = run("port", "--help-all").stdout
     assert [heading in text for heading in ("Data (", "Port (", "Fine-tuning (")] == [True] * 3
 
 

@@ -7,12 +7,14 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from hf_retarget.cli.progress import TerminalProgress, watch
+from hf_retarget.progress import TerminalProgress, watch
+from hf_retarget.run import Run
 
 
 @pytest.fixture
@@ -93,27 +95,66 @@ def test_quiet_is_quiet_and_so_is_every_process_but_the_first(rank, capsys, monk
     assert capsys.readouterr() == ("", "")
 
 
+def run_on_a_terminal(code: str) -> tuple[bytes, str]:
+    """What a script prints to stdout, and what it shows on a terminal."""
+    ours, theirs = pty.openpty()
+    shown = b""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        with suppress(OSError):  # how Linux says that a terminal has no more writers
+            while piece := os.read(ours, 4096):
+                shown += piece
+        printed = process.stdout.read()
+    os.close(ours)
+    assert process.returncode == 0, shown.decode()
+    return printed, shown.decode()
+
+
 def test_on_a_real_terminal_only_the_lines_remain():
     code = """
-from hf_retarget.cli.progress import watch
+from hf_retarget.progress import watch
 with watch(False) as progress:
     for step in progress.track(range(2), "matching"):
         progress._bars.refresh()
         progress.say(f"step {step} done")
 print("result")
 """
-    ours, theirs = pty.openpty()
-    process = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, check=True)
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 4096):
-            shown += piece
-    except OSError:  # how Linux says that a terminal has no more writers
-        pass
-    os.close(ours)
-    text = shown.decode()
-    assert process.stdout == b"result\n"
+    printed, text = run_on_a_terminal(code)
+    assert printed == b"result\n"
     assert "matching" in text
     assert "step 0 done" in text
     assert text.rindex("\x1b[2K") > text.rindex("matching"), "the bar was not erased"
+
+
+# ---- from Python
+
+
+def test_from_python_a_bar_begins_and_ends_with_the_work(screen):
+    progress = TerminalProgress(console=screen)
+    for _ in progress.track([1, 2], "matching"):
+        for _ in progress.track("ab", "minibatches"):
+            text = drawn(progress, screen)
+            assert progress._bars.live.is_started
+    assert ("matching" in text, "minibatches" in text) == (True, True)
+    assert not progress._bars.live.is_started
+
+
+def test_from_python_progress_is_shown_where_somebody_watches(monkeypatch, capsys):
+    Run().progress.say("nobody watches a test")
+    monkeypatch.setattr("hf_retarget.run.is_watched", lambda: True)
+    Run(quiet=True).progress.say("quiet")
+    Run().progress.say("watched")
+    monkeypatch.setenv("RANK", "1")
+    Run().progress.say("of several processes, only the first")
+    assert capsys.readouterr().err == "watched\n"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_script_on_a_terminal_shows_what_it_does(quiet):
+    code = f"""
+import timm, torch, hf_retarget as rt
+items = [(torch.rand(3, 32, 32), n % 2) for n in range(40)]
+rt.evaluate(timm.create_model('test_resnet', num_classes=2), {{'train': items, 'test': items}}, quiet={quiet})
+"""
+    _, text = run_on_a_terminal(code)
+    assert ("loading the model" in text) is not quiet

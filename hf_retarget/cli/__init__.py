@@ -19,6 +19,7 @@ import click
 from hf_retarget import __version__
 from hf_retarget.cli.check import check
 from hf_retarget.cli.compare import compare
+from hf_retarget.cli.convert import convert
 from hf_retarget.cli.demo import demo
 from hf_retarget.cli.evaluate import evaluate
 from hf_retarget.cli.finetune import finetune
@@ -89,5 +90,6 @@ def main() -> None:
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` would tell a third party what is loaded
 
 
-for command in (port, port_all, outdated, check, finetune, evaluate, compare, plane, inspect, push, recipes, demo):
+commands = (port, port_all, outdated, check, finetune, evaluate, compare, plane, inspect, convert, push, recipes, demo)
+for command in commands:
     main.add_command(command)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.options import debug_option, model_options, optional_bases, require, run_options
-from hf_retarget.cli.progress import status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import echo_json, echo_rows
 from hf_retarget.contenders import AUTO
 from hf_retarget.names import SIDES
+from hf_retarget.progress import status, watch
 from hf_retarget.words import estimate, size
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.options import debug_option
-from hf_retarget.cli.progress import status, watch
 from hf_retarget.cli.show import echo, print_scores
+from hf_retarget.progress import status, watch
 
 if TYPE_CHECKING:
     from torch import nn

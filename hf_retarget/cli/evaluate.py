@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option, model_options, num_classes_option, run_options
-from hf_retarget.cli.progress import is_main_process, status, watch
+from hf_retarget.cli.options import debug_option, model_argument, model_options, num_classes_option, run_options
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import Row, echo, echo_json, print_table
 from hf_retarget.names import SPLITS
+from hf_retarget.progress import is_main_process, status, watch
+from hf_retarget.words import number, percent
 
 if TYPE_CHECKING:
     from hf_retarget.evaluation.evaluate import Evaluation
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """\b
 Examples:
   hf-retarget evaluate tuned/ --data pets
+  hf-retarget evaluate tuned/ ported/ plain/ --data pets
   hf-retarget evaluate org/name@main --data photos/ --split validation --json
   hf-retarget evaluate weights.safetensors --arch resnet18 --data cub
 """
@@ -28,7 +30,7 @@ _MOST_CONFUSIONS = 10
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@click.argument("model")
+@model_argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
     "--split",
     type=click.Choice(SPLITS),
@@ -43,18 +45,25 @@ _MOST_CONFUSIONS = 10
 @recipe_options("data")
 @debug_option
 def evaluate(
-    model: str, recipe: Recipe, batch_size: int | None, everything: bool, quiet: bool, as_json: bool, **options: Any
+    models: tuple[str, ...],
+    recipe: Recipe,
+    batch_size: int | None,
+    everything: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Score MODEL on images: accuracy, loss, the accuracy of every class, and the confusions.
 
     MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with --arch.
+    Several are scored one by one, and as an ensemble: the mean of their probabilities.
     """
     if batch_size is not None:
         recipe = recipe.override(**{"port.eval_batch": batch_size})
     with status("starting"):
         from hf_retarget.evaluation.evaluate import evaluate
     with watch(quiet) as progress:
-        scored = evaluate(model, recipe=recipe, progress=progress, **options)
+        scored = evaluate(models if len(models) > 1 else models[0], recipe=recipe, progress=progress, **options)
         for note in scored.notes:
             progress.say(note)
     if not is_main_process():
@@ -67,6 +76,14 @@ def evaluate(
 
 def _print(scored: Evaluation, everything: bool) -> None:
     found = scored.score
+    if scored.members:
+        together = [(each, each.score) for each in (*scored.members, scored)]
+        scores = [
+            (each.model, each.architecture, percent(its.top1), percent(its.top5), number(its.loss))
+            for each, its in together
+        ]
+        print_table(("model", "architecture", "top-1", "top-5", "loss"), scores, 2)
+        echo()
     echo(f"model   {scored.model} ({scored.architecture})")
     echo(f"data    {scored.data}, {scored.split} ({found.count:,} images)")
     echo(f"top-1   {found.top1:.2%}")

@@ -10,6 +10,7 @@ import click
 
 from hf_retarget.cli.options import (
     debug_option,
+    model_argument,
     model_options,
     num_classes_option,
     output_options,
@@ -17,12 +18,12 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import describe_command, describe_data, echo, echo_json, echo_rows
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import FINETUNE, START_HEADS
+from hf_retarget.progress import is_main_process, status, watch
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 if TYPE_CHECKING:
@@ -39,8 +40,11 @@ Examples:
 _MOST = 12  # scores of the validation curve that are printed
 
 
-@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@click.argument("model")
+_COMMON = "--steps --epochs --lr --batch-size --record --teacher --arch --device --resume --overwrite --push-to-hub"
+
+
+@click.command(cls=SectionedCommand, common=_COMMON, epilog=_EXAMPLE)
+@model_argument("model")
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to make for the tuned model."
 )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.cli.options import debug_option
-from hf_retarget.cli.progress import status
+from hf_retarget.cli.options import debug_option, model_argument
 from hf_retarget.cli.show import echo_json, write_file
+from hf_retarget.progress import status
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(epilog=_EXAMPLE)
-@click.argument("model")
+@model_argument("model")
 @click.option("--verify", "verified", is_flag=True, help="Verify it: permute random weights and compare outputs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("--svg", type=_FILE, help="Write the picture to FILE.", metavar="FILE")
@@ -59,7 +59,7 @@ def inspect(  # more than seven parameters: each is an option that this command 
     """Show which neurons of MODEL may be permuted without changing its function.
 
     MODEL is a name of timm, an id of the Hub (org/name@revision), a folder, or package.module:factory. It is built
-    without weights: nothing is downloaded but, for the Hub, its configuration and the headers of its weights.
+    without weights: nothing is downloaded but, for the Hub, its configuration and the headers of its safetensors.
     """
     from hf_retarget.inspection import draw_page, draw_picture, print_summary, summarise
 
@@ -95,7 +95,7 @@ def derive(model: str, verified: bool, options: dict[str, Any]) -> tuple[Permuta
 
 
 def _is_stored(model: str) -> bool:
-    return Path(model).is_dir() or "/" in model or model.startswith(("local-dir:", "hf-hub:", "hf_hub:"))
+    return Path(model).exists() or "/" in model or model.startswith(("local-dir:", "hf-hub:", "hf_hub:"))
 
 
 def _load_stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
@@ -108,6 +108,8 @@ def _load_stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor
     if options:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise click.UsageError(f"{given}: '{model}' is what its files say; give the name of an architecture instead.")
-    checkpoint = peek_checkpoint(model).checkpoint
+    if Path(model).is_file():
+        raise click.UsageError(f"'{model}' is a file of weights; give the name of its architecture (resnet18) instead.")
+    checkpoint = peek_checkpoint(model, optional=True).checkpoint
     size = choose_preprocess(checkpoint).input_size
     return checkpoint.skeleton(), torch.zeros(2, *size)

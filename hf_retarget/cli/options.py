@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from hf_retarget.names import PRECISIONS
 
@@ -30,6 +31,21 @@ def _together(*options: Decorator) -> Decorator:
     return add
 
 
+def complete_paths(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let a shell complete files and folders, where names are possible, too."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def model_argument(name: str, **options: Any) -> Decorator:
+    """An argument that is a model."""
+    return click.argument(name, shell_complete=complete_paths, **options)
+
+
+def model_option(flag: str, **options: Any) -> Decorator:
+    """An option that takes a model."""
+    return click.option(flag, metavar="MODEL", shell_complete=complete_paths, **options)
+
+
 def _read_token(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     from hf_retarget.hub import clean_token
 
@@ -46,9 +62,15 @@ debug_option = click.option(
     help="Show the traceback of an error (also: HF_DEBUG=1).",
 )
 token_option = click.option("--token", metavar="TEXT", callback=_read_token, help="Token for the Hub (also: HF_TOKEN).")
+arch_option = click.option(
+    "--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."
+)
+allow_pickle_option = click.option(
+    "--allow-pickle", is_flag=True, help="Read .pth, .pth.tar, .pt and .bin files, too (tensors and plain values only)."
+)
 model_options = _together(
-    click.option("--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."),
-    click.option("--allow-pickle", is_flag=True, help="Read .pth, .pt and .bin files, too (tensors only)."),
+    arch_option,
+    allow_pickle_option,
     click.option(
         "--preprocess",
         metavar="HOW",
@@ -65,9 +87,7 @@ _BASES = {
 }
 _force = click.option("--force-base", is_flag=True, help="Take an adapter that names another base than --src-base.")
 bases_options, optional_bases = (
-    _together(
-        *(click.option(name, required=needed, metavar="MODEL", help=text) for name, text in _BASES.items()), _force
-    )
+    _together(*(model_option(name, required=needed, help=text) for name, text in _BASES.items()), _force)
     for needed in (True, False)
 )
 """The models of a port."""

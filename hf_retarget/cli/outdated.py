@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hf_retarget.cli.options import debug_option, token_option
-from hf_retarget.cli.progress import status, watch
 from hf_retarget.cli.show import echo, echo_json, print_table
+from hf_retarget.progress import status, watch
 from hf_retarget.words import plural
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.options import debug_option, model_options, output_options, resumable, run_options
-from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import describe_command, echo, echo_json, print_table
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import SPLITS
+from hf_retarget.progress import is_main_process, status, watch
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 from hf_retarget.words import number, percent, shorten_names
 

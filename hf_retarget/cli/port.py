@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_retarget.advice import advise, compare_times
 from hf_retarget.cli.options import (
     bases_options,
     debug_option,
@@ -18,16 +18,15 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.push import check_push, print_pushed, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import (
     Row,
     describe_command,
-    describe_data,
     echo,
     echo_json,
     echo_rows,
+    hidden_data,
     print_curves,
     print_scores,
 )
@@ -35,6 +34,7 @@ from hf_retarget.contenders import AUTO
 from hf_retarget.document import read_document
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import DTYPES, PORT
+from hf_retarget.progress import is_main_process, status, watch
 from hf_retarget.words import estimate
 
 if TYPE_CHECKING:
@@ -53,7 +53,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite", "lock")  # what a plan does not need
 
 
-@click.command(cls=SectionedCommand, epilog=_EXAMPLE)
+_COMMON = (
+    "--out --method --steps --finetune-steps --permutation --also-data --arch --device --dry-run --resume --push-to-hub"
+)
+
+
+@click.command(cls=SectionedCommand, common=_COMMON, epilog=_EXAMPLE)
 @bases_options
 @click.option(
     "--out",
@@ -105,7 +110,7 @@ def port(
     """Move a fine-tuning to a new base of the same architecture, without repeating it.
 
     A MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with
-    --arch. The closing table compares the port with plain fine-tuning at the same price; DIR appears when all is done.
+    --arch. The folder DIR appears when all is done.
     """
     options["checkpoints"] = options["checkpoints"] or None
     if out is None:
@@ -143,10 +148,11 @@ def port(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet and document.contenders:
+        if times := compare_times(document):
+            echo(f"Time: {times}", err=True)
         echo(f"Look: {out}/report.html", err=True)
-    if not quiet and document.contenders and not document.adapter:
-        teacher = "" if document.labelled else f" --teacher {shlex.quote(options['src_ft'])}"
-        echo(f"Next: hf-retarget finetune {describe_data(out, recipe)}{teacher} --steps 200 --out …", err=True)
+        if not document.adapter and (command := advise(document, str(out), options, hidden_data(recipe))):
+            echo(f"Next: {command}", err=True)
 
 
 def name_result(tuned: str, new_base: str) -> str:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.options import debug_option, lock_option, model_options, require, resumable, run_options
-from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import describe_command, echo, echo_json, print_table
 from hf_retarget.contenders import find_contender
 from hf_retarget.names import PORT_ALL_PAGE
+from hf_retarget.progress import is_main_process, status, watch
 from hf_retarget.words import percent
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.options import Interrupted, debug_option, destination_options, resumable, token_option
-from hf_retarget.cli.progress import is_main_process, status, watch
 from hf_retarget.cli.show import echo, echo_json
 from hf_retarget.errors import PublishError
+from hf_retarget.progress import is_main_process, status, watch
 
 if TYPE_CHECKING:
     from hf_retarget.publish import Destination

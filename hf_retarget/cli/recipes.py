@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hf_retarget.cli.options import debug_option
+from hf_retarget.cli.recipe_options import RecipeName
 from hf_retarget.cli.show import echo, echo_json
 from hf_retarget.recipe import load_recipe, preset_names, recipe_names
 
@@ -39,7 +40,7 @@ Examples:
 
 
 @recipes.command("show", epilog=_EXAMPLE)
-@click.argument("name")
+@click.argument("name", type=RecipeName())
 @click.option("--preset", metavar="NAME", help="Show it with this preset (also: cub@released-code).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 @debug_option

@@ -96,15 +96,17 @@ def write_file(path: Path, text: str) -> None:
 
 
 def describe_data(folder: Path, recipe: Recipe) -> str:
-    """A finished folder and the data it was made with, as arguments of the next command.
+    """A finished folder and the data it was made with, as arguments of the next command."""
+    words = [str(folder), "--data", f"{folder}/recipe.yaml"]
+    return shlex.join([*words, *(["--data-reference", hidden] if (hidden := hidden_data(recipe)) else [])])
 
-    The recipe in the folder has only the last part of a path, so that it can be published.
-    """
+
+def hidden_data(recipe: Recipe) -> str:
+    """Where the images are, if a finished folder does not say: of a path it has the last part, to be published."""
     from hf_retarget.publish.contents import shorten_path
 
-    place, reference = shlex.quote(str(folder)), recipe.data.reference
-    here = f" --data-reference {shlex.quote(reference)}" if shorten_path(reference) != reference else ""
-    return f"{place} --data {place}/recipe.yaml{here}"
+    reference = recipe.data.reference
+    return "" if shorten_path(reference) == reference else reference
 
 
 def describe_command(arguments: list[str]) -> str:

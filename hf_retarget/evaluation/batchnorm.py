@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import DataError, NotFiniteError
-from hf_retarget.run import SILENT, Progress
+from hf_retarget.progress import SILENT, Progress
 
 Batch = tuple[Any, Tensor]
 """Inputs and labels."""

@@ -17,8 +17,9 @@ from hf_retarget.data import BatchCache
 from hf_retarget.data.batches import Batch, ImageData, Split, derive_seed
 from hf_retarget.errors import DataError, ModelError, NotFiniteError
 from hf_retarget.evaluation.batchnorm import BatchNormReset, reset_batchnorm
+from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
-from hf_retarget.run import SILENT, Progress, Run
+from hf_retarget.run import Run
 
 Tensors = Mapping[str, Tensor]
 

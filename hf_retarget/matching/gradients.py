@@ -21,7 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hf_retarget.errors import MatchError, NotFiniteError
 from hf_retarget.files import load_tensors, lock_entry, save_tensors
 from hf_retarget.graph.trace import clear_caches
-from hf_retarget.run import SILENT, Progress, Run, from_main_process
+from hf_retarget.progress import SILENT, Progress
+from hf_retarget.run import Run, from_main_process
 
 Batch = tuple[Any, Tensor]
 """Inputs and labels."""

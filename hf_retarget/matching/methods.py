@@ -129,7 +129,7 @@ def naive(problem: Problem, state: State) -> State:
 def oracle(problem: Problem, state: State) -> State:
     """The permutation between the fine-tuning and the real fine-tuning of the target, if there is one."""
     if problem.tuned_target is None:
-        raise MatchError("the method 'oracle' needs the real fine-tuning of the target (tuned_target=)")
+        raise MatchError("the method 'oracle' needs the real fine-tuning of the new base (--tuned-target)")
     real = {name: problem.tuned_target[name] - start for name, start in problem.target.items()}
     return _once(problem, state, real, problem.trajectory.delta(problem.trajectory.steps))
 

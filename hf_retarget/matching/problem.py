@@ -17,7 +17,7 @@ from hf_retarget.matching.fit import Cosines
 from hf_retarget.matching.gradients import GradientCache
 from hf_retarget.matching.objective import Compression, Piece, Stacks, Tensors
 from hf_retarget.matching.trajectory import Trajectory, same_tensors
-from hf_retarget.run import SILENT, Progress
+from hf_retarget.progress import SILENT, Progress
 
 GradientAt = Callable[[Tensors, int], dict[str, Tensor]]
 """The gradient at some weights, on the minibatches of a step: the same samples, whichever side asks."""

@@ -153,8 +153,8 @@ def _image_size(checkpoint: Checkpoint) -> str:
 
 
 def _list_notes(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> list[str]:
-    notes = [*tuned.notes]
     sides = {SIDES["source"]: source, SIDES["tuned"]: tuned, SIDES["target"]: target}
+    notes = [f"{side}: {note}" for side, each in sides.items() for note in each.notes]
     if len({each.dtype for each in sides.values()}) > 1:
         stored = ", ".join(f"{side} {str(each.dtype).removeprefix('torch.')}" for side, each in sides.items())
         notes.append(f"stored in different precisions ({stored}); computed in float32")

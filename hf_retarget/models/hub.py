@@ -46,11 +46,18 @@ def split_revision(reference: str) -> tuple[str, str | None]:
 
 
 def fetch_model(
-    reference: str, *, config: bool = True, allow_pickle: bool = False, token: str | None, headers: Path | None = None
+    reference: str,
+    *,
+    config: bool = True,
+    allow_pickle: bool = False,
+    token: str | None,
+    headers: Path | None = None,
+    optional: bool = False,
 ) -> HubModel:
     """Download what is needed of a model, or find it in the cache.
 
-    With `headers`, an empty folder, only names, shapes and types of the weights are fetched, into that folder.
+    With `headers`, an empty folder, only names, shapes and types of the weights are fetched, into that folder; if they
+    are `optional`, only where there are safetensors.
     """
     model = HubModel(reference, token, headers)
     if holds_adapter(model.sizes):
@@ -62,7 +69,8 @@ def fetch_model(
             raise model.absent(MODEL_CONFIG, f"'{model.repository}' has no {MODEL_CONFIG}, {advice}")
         for companion in find_library(read_config(found)).companions:
             model.fetch(companion)
-    model.fetch_weights(allow_pickle)
+    if not optional or {SAFE, INDEX} & set(model.sizes):
+        model.fetch_weights(allow_pickle)
     model.fetch(PORT)
     if headers is None:
         with suppress(ModelError):  # an unknown licence is no reason to stop
@@ -210,7 +218,8 @@ class HubModel:
         elif PICKLE not in self.sizes:
             raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; give a repository with weights for timm")
         elif not allow_pickle:
-            raise ModelError(pickle_only(self.repository, PICKLE))
+            revision = f"@{self.revision}" if self.revision else ""
+            raise ModelError(pickle_only(f"{self.repository}{revision}", PICKLE))
         elif self.headers is not None:
             raise ModelError(
                 f"'{self.repository}': of a pickle, nothing is known before the download: "

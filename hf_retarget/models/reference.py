@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from hf_retarget.document import FORMAT
 from hf_retarget.errors import AdapterError, ModelError
-from hf_retarget.files import hash_file, hash_tensors
+from hf_retarget.files import hash_file, hash_tensors, make_folder, move_durably
 from hf_retarget.hub import clean_token, is_cached, named_hash
-from hf_retarget.models.checkpoint import LIBRARIES, Checkpoint, find_library
+from hf_retarget.models.checkpoint import LIBRARIES, Checkpoint, find_library, save_model
 from hf_retarget.models.config import Description, bounded_build, read_config
 from hf_retarget.models.hub import (
     HubModel,
@@ -33,15 +33,19 @@ from hf_retarget.models.relation import sample_weights
 from hf_retarget.models.timm_models import (
     describe_architecture,
     describe_module,
+    describe_training,
     infer_sizes,
     is_factory,
     is_timm,
     suggest_names,
 )
 from hf_retarget.models.weights import (
+    PICKLES,
     SUFFIXES,
+    Stored,
     fit_weights,
     most_common_dtype,
+    pickle_only,
     read_weights,
     strip_prefixes,
     weight_files,
@@ -51,8 +55,9 @@ from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, GRAPH, MODE
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 _SHA256 = 64  # hex digits
-_TIMES, _ROOM = 4, 10**8
-"""How many times the numbers of its file a model may have, and how many in any case: tied weights, new heads."""
+_TIMES, _ROOM, _MOST = 4, 10**8, 2 * 10**9
+"""How many times the numbers of its file a model may have, how many in any case (tied weights, new heads), and how many
+if there is no file to compare with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +82,22 @@ class _Reading:
     token: str | None
     headers: Path | None = None
     """A temporary folder, if only the headers of the weights are wanted."""
+    optional: bool = False
+    """Whether a configuration will do where there are no safetensors with headers to read."""
 
     def fetch(self, reference: str, *, config: bool) -> HubModel:
         return fetch_model(
-            reference, config=config, allow_pickle=self.allow_pickle, token=self.token, headers=self.headers
+            reference,
+            config=config,
+            allow_pickle=self.allow_pickle,
+            token=self.token,
+            headers=self.headers,
+            optional=self.optional,
         )
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _Found:
     """What was found under a reference, before the weights are fitted to the architecture."""
 
     description: Description
@@ -95,6 +107,8 @@ class _Stored:
     """Whether the library may rename and resize the tensors, as it does for what it saved or published itself."""
     base_models: tuple[str, ...] = ()
     hub: HubModel | None = None
+    stored: Stored | None = None
+    """The content of the files, if it was needed for the description."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +137,9 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load one side of a port, and check that its weights fit its architecture.
 
-    A file needs `arch`, a timm name or `module:factory` (with its constructor arguments in `options`); for a folder
-    or a Hub id it overrules config.json. An existing file or folder takes precedence over a name.
+    A file needs `arch`, a timm name or `module:factory` (with its constructor arguments in `options`), unless it is
+    from timm's train.py, which saves the name; for a folder or a Hub id it overrules config.json. An existing file or
+    folder takes precedence over a name.
     """
     if isinstance(reference, nn.Module):
         return _from_module(reference, num_classes)
@@ -133,16 +148,24 @@ def load_checkpoint(
 
 
 def peek_checkpoint(
-    reference: str | Path | nn.Module, *, arch: str | None = None, allow_pickle: bool = False, token: str | None = None
+    reference: str | Path | nn.Module,
+    *,
+    arch: str | None = None,
+    allow_pickle: bool = False,
+    token: str | None = None,
+    optional: bool = False,
 ) -> Peeked:
-    """Read the configuration of a model and the headers of its weights, and check that they fit."""
+    """Read the configuration of a model and the headers of its weights, and check that they fit.
+
+    If weights are `optional`, the configuration will do where there are none, or only a pickle.
+    """
     sample: Mapping[str, Tensor] = {}
     if isinstance(reference, nn.Module):
         found, download = _from_module(reference, None), 0
         sample = {name: tensor for name, tensor in found.weights.items() if tensor.ndim > 1}
     else:
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
-            how = _Reading(arch, {}, allow_pickle, clean_token(token), Path(place))
+            how = _Reading(arch, {}, allow_pickle, clean_token(token), Path(place), optional)
             stored = _find(str(reference), how)
             found, download = _assemble(str(reference), stored, how), stored.hub.remaining if stored.hub else 0
             with suppress(ModelError, OSError, ValueError):  # it is measured when the weights are there
@@ -150,10 +173,26 @@ def peek_checkpoint(
     return Peeked(replace(found, weights=without_numbers(found.weights)), download, sample)
 
 
+def convert(model: str | Path, out: str | Path, **how: Any) -> Checkpoint:
+    """Write a model into a new folder as model.safetensors and config.json; the folder appears when it is complete.
+
+    `how` are the options of `load_checkpoint`. With `allow_pickle=True`, the model may be a checkpoint of timm's
+    train.py, whose averaged weights are taken if it has any.
+    """
+    place = Path(out).expanduser()
+    if place.exists() or place.is_symlink():
+        raise ModelError(f"'{out}' exists already; name a folder that is to be made")
+    found = load_checkpoint(model, **how)
+    make_folder(place.parent)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as hidden:
+        move_durably(save_model(Path(hidden, "result"), found.weights, found, labels=found.labels), place)
+    return found
+
+
 # ---- what is stored where
 
 
-def _find(text: str, how: _Reading) -> _Stored:
+def _find(text: str, how: _Reading) -> _Found:
     path = Path(text.removeprefix("local-dir:")).expanduser()
     if path.is_dir():
         check_pins(path, text)
@@ -169,7 +208,7 @@ def _find(text: str, how: _Reading) -> _Stored:
     return _in_timm(text, how)
 
 
-def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = None) -> _Stored:
+def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = None) -> _Found:
     present = [path.name for path in folder.iterdir()]
     if not present:
         raise ModelError(f"the folder '{where}' is empty; a model has {MODEL_CONFIG} and model.safetensors in it")
@@ -186,9 +225,10 @@ def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = N
         raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; say which architecture it holds with --arch")
     entries = read_card(folder / CARD) if (folder / CARD).is_file() else {}
     about = replace(about, config={**find_licence(entries), **about.config})
-    files = weight_files(folder, where, allow_pickle=how.allow_pickle)
+    known = Stored({}) if how.optional and not any(folder.glob("*.safetensors*")) else None
+    files = [] if known else weight_files(folder, where, allow_pickle=how.allow_pickle)
     fault = f"is '{how.arch}' the right --arch?" if how.arch else f"{MODEL_CONFIG} and the weights do not match"
-    return _Stored(about, files, fault, convert=how.arch is None, base_models=find_bases(entries), hub=hub)
+    return _Found(about, files, fault, convert=how.arch is None, base_models=find_bases(entries), hub=hub, stored=known)
 
 
 def _read_adapter(folder: Path, where: str, how: _Reading, hub: HubModel | None) -> StoredAdapter:
@@ -200,20 +240,24 @@ def _read_adapter(folder: Path, where: str, how: _Reading, hub: HubModel | None)
         raw = read_config(folder / MODEL_CONFIG)
         about = find_library(raw).describe(raw, folder, where)
     hashes = {path.name: found for path in files if how.headers is None and (found := _hash(path))}
-    weights = read_weights(files[1:], numbers=how.headers is None)
+    weights = read_weights(files[1:], numbers=how.headers is None).weights
     return StoredAdapter(where, read_config(files[0]), weights, about, hashes, hub)
 
 
-def _in_file(path: Path, how: _Reading) -> _Stored:
+def _in_file(path: Path, how: _Reading) -> _Found:
     if path.suffix not in SUFFIXES:
         raise ModelError(f"'{path}' is no weight file: its name should end in one of {', '.join(SUFFIXES)}")
-    if not how.arch:
-        raise ModelError(f"the architecture of '{path}' is unknown; name the architecture with --arch (e.g. resnet18)")
-    about = describe_architecture(how.arch, how.options, pretrained=False)
-    return _Stored(about, [path], f"is '{how.arch}' the right --arch?", convert=False)
+    if path.suffix in PICKLES and not how.allow_pickle:
+        raise ModelError(pickle_only(str(path), path.name, how.arch))
+    if how.arch:
+        about = describe_architecture(how.arch, how.options, pretrained=False)
+        return _Found(about, [path], f"is '{how.arch}' the right --arch?", convert=False)
+    stored = read_weights([path], allow_pickle=True) if path.suffix in PICKLES else Stored({})
+    about = describe_training(stored.arguments, str(path))
+    return _Found(about, [path], "give the right architecture with --arch", convert=False, stored=stored)
 
 
-def _in_timm(name: str, how: _Reading) -> _Stored:
+def _in_timm(name: str, how: _Reading) -> _Found:
     if not is_timm(name):
         raise ModelError(f"'{name}' is no file or folder, no Hub id (org/name) and no timm model{suggest_names(name)}")
     architecture, _, tag = name.partition(".")
@@ -225,7 +269,7 @@ def _in_timm(name: str, how: _Reading) -> _Stored:
     if config is None or not config.hf_hub_id:
         raise ModelError(f"the weights of '{name}' are not on the Hub; download the file, and give it with --arch")
     found = how.fetch(config.hf_hub_id, config=False)
-    return _Stored(
+    return _Found(
         describe_architecture(name, {}, pretrained=True),
         weight_files(found.folder, found.repository, allow_pickle=how.allow_pickle),
         "this version of timm cannot read them",
@@ -281,24 +325,26 @@ def _near_files(path: Path) -> str:
 # ---- weights in their architecture
 
 
-def _assemble(reference: str, stored: _Stored, how: _Reading, num_classes: int | None = None) -> Checkpoint:
-    about, library = stored.description, LIBRARIES[stored.description.library]
+def _assemble(reference: str, found: _Found, how: _Reading, num_classes: int | None = None) -> Checkpoint:
+    about, library = found.description, LIBRARIES[found.description.library]
     if None not in (num_classes, about.num_classes) and num_classes != about.num_classes:
         raise ModelError(f"'{reference}' has {about.num_classes} classes, not {num_classes}; leave out --num-classes")
     if num_classes is not None:
         about = replace(about, num_classes=num_classes)
-    raw = read_weights(stored.files, allow_pickle=how.allow_pickle, numbers=how.headers is None)
+    stored = found.stored or read_weights(found.files, allow_pickle=how.allow_pickle, numbers=how.headers is None)
+    raw = stored.weights
     _check_size(reference, about, raw)
     first = library.build(about, empty=True)
     raw = strip_prefixes(raw, first.state_dict())
     about = infer_sizes(raw, about, first)
     model = library.build(about, empty=True)
     try:
-        weights = fit_weights(raw, model.state_dict(), reference, stored.advice)
+        places = model.state_dict()
+        weights = fit_weights(raw, places, reference, found.advice) if raw else without_numbers(places)
     except ModelError:
         # If there are enough numbers for the model, renaming and resizing may be all that is needed.
         enough = 2 * _count(raw.values()) >= _count(model.parameters())
-        converted = library.convert(raw, about) if stored.convert and enough else None
+        converted = library.convert(raw, about) if found.convert and enough else None
         if converted is None:
             raise
         weights = converted
@@ -307,10 +353,11 @@ def _assemble(reference: str, stored: _Stored, how: _Reading, num_classes: int |
         reference=reference,
         weights=weights,
         dtype=most_common_dtype(raw),
-        revision=stored.hub.commit if stored.hub else None,
-        hub_id=stored.hub.repository if stored.hub else None,
-        base_models=stored.base_models,
-        hashes={path.name: found for path in stored.files if how.headers is None and (found := _hash(path))},
+        revision=found.hub.commit if found.hub else None,
+        hub_id=found.hub.repository if found.hub else None,
+        base_models=found.base_models,
+        hashes={path.name: value for path in found.files if how.headers is None and (value := _hash(path))},
+        notes=stored.notes,
     )
 
 
@@ -348,7 +395,7 @@ def _check_size(reference: str, about: Description, stored: Mapping[str, Tensor]
     """Refuse a configuration of a model far larger than its weights, before memory is allocated for it."""
     if is_factory(about.architecture):
         return  # the user's own code
-    most = _ROOM + _TIMES * _count(stored.values())
+    most = _ROOM + _TIMES * _count(stored.values()) if stored else _MOST
     with torch.device("meta"), bounded_build(reference, most):
         LIBRARIES[about.library].build(about)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
@@ -28,6 +29,9 @@ from hf_retarget.words import nearest
 _ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
 """Entries of a configuration that are true of timm's own weights only, not of others of the same architecture."""
 _LABELS = ("label_names", "label_descriptions", "label_offset")
+_TRAINING_IMAGES = ("input_size", "crop_pct", "interpolation", "mean", "std")
+_TRAINING_MODEL = {"global_pool": "gp", "bn_eps": "bn_eps"}
+"""Arguments of timm's train.py that describe images and model; channels and classes are seen from the weights."""
 
 
 # ---- building by name
@@ -101,10 +105,15 @@ def suggest_names(name: str) -> str:
 
 def _import_factory(reference: str) -> Callable[..., Any]:
     module_name, _, factory_name = reference.partition(":")
+    here = str(Path.cwd())
+    sys.path.append(here)  # as `python -m` does, but last: no file here stands in for an installed package
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ModelError(f"'{reference}' cannot be imported: {error}") from error
+    finally:
+        if sys.path[-1] == here:
+            sys.path.pop()
     if not callable(factory):
         raise ModelError(f"'{reference}' is {type(factory).__name__}, not something that builds a model")
     return factory  # type: ignore[no-any-return]
@@ -174,6 +183,36 @@ def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: 
     kept = _known_entries(config, () if pretrained else _ABOUT_WEIGHTS)
     classes, labels = (config.get("num_classes"), read_labels(config)) if pretrained else (None, None)
     return Description(name.partition(".")[0], dict(options), classes, labels, _with_input(kept, options))
+
+
+def describe_training(arguments: Mapping[str, Any], where: str) -> Description:
+    """What timm's train.py was called with, as a description of the model; it is checked as a config.json is.
+
+    Example:
+        >>> found = describe_training({"arch": "resnet18", "img_size": 64, "model_kwargs": {}}, "model_best.pth.tar")
+        >>> found.architecture, found.config["input_size"]
+        ('resnet18', (3, 64, 64))
+    """
+    name = arguments.get("arch")
+    if not isinstance(name, str) or not is_timm(name):
+        known = f": it says '{name:.100}', which is no timm model" if isinstance(name, str) else ""
+        raise ModelError(f"the architecture of '{where}' is unknown{known}; name it with --arch (e.g. resnet18)")
+    about = describe_architecture(name, {}, pretrained=False)
+    given = {key: value for key, value in arguments.items() if value is not None and value != ""}
+    extra = given.get("model_kwargs", {})
+    if not isinstance(extra, dict) or not all(isinstance(key, str) for key in extra):
+        raise ModelError(f"the training arguments in '{where}' are malformed: model_kwargs must be a dictionary")
+    options = {ours: given[theirs] for ours, theirs in _TRAINING_MODEL.items() if theirs in given} | extra
+    images = {key: given[key] for key in _TRAINING_IMAGES if key in given}
+    if type(size := given.get("img_size")) is int:
+        images.setdefault("input_size", (given.get("in_chans", 3), size, size))
+    try:
+        options = check_arguments(options, constructor_arguments(name), where)
+        check_entry("img_size", options.get("img_size"), where)
+        images = check_images(images, where)
+    except ModelError as error:
+        raise ModelError(str(error).replace(f"{MODEL_CONFIG} in", "the training arguments in", 1)) from error
+    return replace(about, options=options, config=_with_input({**about.config, **images}, options))
 
 
 def describe_module(model: nn.Module) -> dict[str, Any]:

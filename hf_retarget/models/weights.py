@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
+import shlex
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ PICKLE = "pytorch_model.bin"
 PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", *PICKLES)
 
-_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
+_AVERAGED = ("state_dict_ema", "model_ema")
+_WRAPPERS = (*_AVERAGED, "state_dict", "model", "model_state_dict")
 """Where training scripts put the weights in a larger file; averaged weights first, as timm does."""
 _PREFIXES = ("module.", "_orig_mod.", "timm_model.", "model.")
 """What DistributedDataParallel, torch.compile, transformers and Lightning put before every name."""
@@ -86,6 +90,17 @@ def seeded(seed: int) -> Iterator[None]:
 # ---- files
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What weight files hold."""
+
+    weights: dict[str, Tensor]
+    """In the dtypes they are stored in."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What a training script was called with, and `arch`, if it saved them beside the weights."""
+    notes: tuple[str, ...] = ()
+
+
 def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> list[Path]:
     """The files that hold the weights of a folder: one, the shards of an index, or, on request, a pickle."""
     if (folder / SAFE).is_file():
@@ -108,12 +123,19 @@ def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> lis
     raise ModelError(f"'{where}' holds no weights: there is no {SAFE} in it")
 
 
-def pickle_only(where: str, name: str) -> str:
-    """The message for weights that are refused because reading them could run code."""
+def pickle_only(where: str, name: str, arch: str | None = None) -> str:
+    """The message for weights that are refused because reading them could run code, with the command that converts."""
     return (
-        f"'{where}' has its weights only as a pickle ('{name}'), which can run code when it is read; "
-        "convert it to safetensors, or say --allow-pickle (only tensors are then read from it)"
+        f"'{where}' has its weights only as a pickle ('{name}'), which can run code when it is read; allow it with "
+        f"--allow-pickle (only tensors and plain values are read), or convert it once: {_convert_command(where, arch)}"
     )
+
+
+def _convert_command(where: str, arch: str | None) -> str:
+    name = Path(where.rpartition(":")[2].partition("@")[0]).name
+    name = next((name[: name.index(each)] for each in PICKLES if each in name), name)
+    extra = ["--arch", arch] if arch else []
+    return shlex.join(["hf-retarget", "convert", where, f"{name}-safetensors", "--allow-pickle", *extra])
 
 
 def shard_names(index: Path) -> list[str]:
@@ -128,51 +150,54 @@ def shard_names(index: Path) -> list[str]:
     return names
 
 
-def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: bool = True) -> dict[str, Tensor]:
+def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: bool = True) -> Stored:
     """All tensors of some files, in the dtypes they are stored in; without `numbers`, on the meta device."""
-    weights: dict[str, Tensor] = {}
+    stored, weights = Stored({}), dict[str, Tensor]()
     for path in files:
         if not path.is_file():
             raise ModelError(f"the weights '{path}' are missing")
         safe = path.suffix == ".safetensors"
         try:
-            found = load_tensors(path)[0] if safe else _read_pickle(path, allow_pickle)
+            stored = Stored(load_tensors(path)[0]) if safe else _read_pickle(path, allow_pickle)
         except OSError as error:
             raise ModelError(
                 f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
             ) from error
-        if (numbers or not safe) and (broken := find_not_finite(found)):
+        if (numbers or not safe) and (broken := find_not_finite(stored.weights)):
             raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite numbers; the model was saved when broken")
-        weights |= found if numbers else without_numbers(found)
+        weights |= stored.weights if numbers else without_numbers(stored.weights)
     if not weights:
         raise ModelError("there are no tensors in the weights")
-    return weights
+    return replace(stored, weights=weights)  # a pickle is the only file
 
 
-def _read_pickle(path: Path, allowed: bool) -> dict[str, Tensor]:
+def _read_pickle(path: Path, allowed: bool) -> Stored:
     if not allowed:
         raise ModelError(pickle_only(str(path), path.name))
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the arguments of timm's train.py
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         fact = str(error).partition("\n")[0]
         raise ModelError(
             f"'{path}' cannot be read as a pickle of tensors: {fact}; save only model.state_dict()"
         ) from error
     weights = _unwrap(content)
-    if weights is None:
+    if not weights:
         raise ModelError(f"'{path}' holds no state dict; save model.state_dict(), as safetensors if possible")
-    return weights
+    arguments = vars(given) if isinstance(given := content.get("args"), argparse.Namespace) else {}
+    taken = next((name for name in _AVERAGED if isinstance(content.get(name), Mapping) and content[name]), None)
+    notes = [f"'{path.name}' holds averaged weights, too, and they are used ({taken})"] if taken else []
+    return Stored(weights, {**arguments, "arch": content.get("arch")}, tuple(notes))
 
 
-def _unwrap(content: Any) -> dict[str, Tensor] | None:
+def _unwrap(content: Any) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
-        return None
+        return {}
     for wrapper in _WRAPPERS:
         if isinstance(inner := content.get(wrapper), Mapping) and inner:
             return _unwrap(inner)
-    tensors = {name: value.detach() for name, value in content.items() if isinstance(value, Tensor)}
-    return tensors or None
+    return {name: value.detach() for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def write_hollow(path: Path, tensors: Mapping[str, Any]) -> None:

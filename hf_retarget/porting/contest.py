@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,6 +46,7 @@ class Entry:
     """On the second set of images."""
     images: int = 0
     """Images that went forward to make it, without those that the tuned model answered for all."""
+    seconds: float = 0.0
 
 
 class Contest:
@@ -257,7 +259,7 @@ class Contest:
 
     def enter(self, contender: Contender, role: str) -> None:
         """Make a contender and score it on the test images. If one that is not alone to win fails, that is noted."""
-        self.role = role
+        self.role, began = role, time.monotonic()
         before, answered, inputs = self.scorer.images, self.teacher.images, self.inputs
         try:
             made: Made = contender.resolve(contender.make)(self, contender)
@@ -280,7 +282,7 @@ class Contest:
             return
         if role not in (PORT, AFTER) and not contender.place:  # what might win elsewhere, others may start from
             made = replace(made, weights={}, best=replace(made.best, weights={}) if made.best else None)
-        self.entries.append(Entry(contender, role, made, test, also, images))
+        self.entries.append(Entry(contender, role, made, test, also, images, time.monotonic() - began))
 
     def judge(self) -> str:
         """The verdict, in one line."""

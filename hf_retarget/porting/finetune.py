@@ -196,7 +196,7 @@ class _Finetuning:
     def introduce(self) -> None:
         """Say what will be done, and make a place for it."""
         start = self.start
-        for note in (*start.data.notes, f"head: {start.head} ({start.why})"):
+        for note in (*self.checkpoint.notes, *start.data.notes, f"head: {start.head} ({start.why})"):
             self.run.progress.say(note)
         self.place.begin(self.key, self.run)
         # What cannot be saved should fail before the training, not after it.
@@ -318,6 +318,8 @@ class _Finetuning:
                 "labels": list(self.start.labels) if self.start.labels else None,
                 "images": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
                 "notes": [*data.notes, *data.broken_notes],
+                "preprocess": self.start.preprocess.facts,
+                "made": self.start.preprocess.sentence,
             },
             "labelled": data.labelled,
             "teacher": self.teacher.reference if self.teacher else None,

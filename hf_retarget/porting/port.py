@@ -70,7 +70,8 @@ def port(
     - `force_base`: use an adapter that names another base than `src_base`.
     - `gradient_cache`: a folder that keeps gradients of the old side for ports to other bases.
     - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
-    - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`, `progress`: where and how it runs.
+    - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`: where and how it runs.
+    - `quiet=True`: show no progress, which a terminal and a notebook show otherwise. `progress`: what shows it.
     """
     check_arguments("port", options, PortArguments)
     dtype, run, given = _read_dtype(options.get("dtype")), Run(**pick(options, Run)), Given(**pick(options, Given))
@@ -87,7 +88,8 @@ def port(
         _introduce(contest)
         for contender, role in choose_contenders(given.asked(chosen)) if inputs.has_images else ():
             contest.enter(contender, role)  # made, chosen on validation images, scored on test images
-        result = make_result(contest, dtype, key)
+        bases = {"src_base": src_base, "src_ft": src_ft, "new_base": new_base}
+        result = make_result(contest, dtype, key).advised(out or "ported", {**options, **bases})
         place.finish(result.write, run)
         return result
 

@@ -22,10 +22,11 @@ from hf_retarget.names import PERMUTATION, PORT, PORT_ALL, PORT_ALL_PAGE
 from hf_retarget.porting.inputs import Reference
 from hf_retarget.porting.port import PortArguments, port, port_place
 from hf_retarget.porting.verdict import choose_action
+from hf_retarget.progress import Progress
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path
 from hf_retarget.recipe import Recipe, choose_recipe, finish_recipe
 from hf_retarget.report.comparison import draw_port_all_page
-from hf_retarget.run import SILENT, Progress, Run, check_arguments, from_main_process, in_main_process, pick
+from hf_retarget.run import Run, check_arguments, from_main_process, in_main_process, pick
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json, read_yaml
 from hf_retarget.words import nearest, plural
 
@@ -289,12 +290,13 @@ def port_all(
     check_arguments("port_all", options, PortAllArguments)
     rest: dict[str, Any] = {**options}
     file, reuse, shard = rest.pop("models_file", None), rest.pop("reuse_permutation", False), rest.pop("shard", Shard())
-    overwrite, progress = rest.pop("overwrite", False), rest.get("progress", SILENT)
+    overwrite, run = rest.pop("overwrite", False), Run(**pick(rest, Run))
+    progress = rest["progress"] = run.progress
     common, images = finish_recipe(data, recipe, rest.pop("preset", None), rest.pop("overrides", None))
     every = list_jobs(models, file)
     jobs = shard.choose(every)
     work = _PortAll(src_base, new_base, common, images, Path(out).expanduser(), overwrite, progress, rest)
-    is_main, donor = Run(**pick(rest, Run)).is_main, work.find_donor() if reuse else None
+    is_main, donor = run.is_main, work.find_donor() if reuse else None
     if shard.count > 1:
         progress.say(f"part {shard.number} of {shard.count} (from 0): {len(jobs)} of {plural(len(every), 'model')}")
         if reuse and donor is None:

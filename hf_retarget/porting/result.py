@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hf_retarget.adapters.writing import Adapter, compose_adapter
+from hf_retarget.advice import advise
 from hf_retarget.contenders import AFTER, BESIDE, PORT
 from hf_retarget.data import ImageData, Split
 from hf_retarget.data.batches import derive_seed
@@ -51,7 +52,7 @@ from hf_retarget.porting.resume import Workplace
 from hf_retarget.porting.verdict import find_unmatched
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.publish.card import write_port_card
-from hf_retarget.publish.contents import identify, shorten_all, shorten_path
+from hf_retarget.publish.contents import identify, shorten_all, shorten_command, shorten_path
 from hf_retarget.recipe import Recipe
 from hf_retarget.report import compose_report
 from hf_retarget.run import Run, in_main_process, list_versions, peak_memory
@@ -110,6 +111,11 @@ class PortResult:
     def best_step(self) -> int | None:
         """The step that was best on the validation images."""
         return self.document.port.best_step
+
+    def advised(self, out: str | Path, options: Mapping[str, Any]) -> PortResult:
+        """With the next command in the document; `options` are the arguments of the port."""
+        step = shorten_command(advise(self.document, shorten_path(str(out)), options))
+        return replace(self, document=replace(self.document, next_step=step))
 
     def save(self, folder: str | Path, *, overwrite: bool = False, lock: bool = True) -> Path:
         """Write a folder that timm loads as it is; it appears all at once, or not at all."""
@@ -325,6 +331,7 @@ def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
         best_step=made.best.step if made.best and made.steps else None,
         steps=made.steps,
         curve=made.curve,
+        seconds=round(entry.seconds, 3),
     )
 
 

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from hf_retarget.document import PortDocument
 from hf_retarget.names import SIDES
 from hf_retarget.publish.contents import shorten_all, shorten_command
+from hf_retarget.recipe import Recipe
 from hf_retarget.words import number, percent
 
 Document = Mapping[str, Any]
@@ -40,10 +41,23 @@ LICENCES = frozenset(_LICENCES.split())
 _TASK = "image-classification"
 _LOCAL = "FOLDER"
 _EXAMPLES = {
-    "timm": f'import timm\n\nmodel = timm.create_model("local-dir:{_LOCAL}", pretrained=True)',
-    "transformers": f'from transformers import pipeline\n\nclassify = pipeline("{_TASK}", model="{_LOCAL}")',
+    "timm": f"""
+import timm
+from PIL import Image
+
+model = timm.create_model("local-dir:{_LOCAL}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+image = transform(Image.open("image.jpg").convert("MODE"))  # SIZE
+print(model(image.unsqueeze(0)).softmax(-1))
+""",
+    "transformers": f"""
+from transformers import pipeline
+
+classify = pipeline("{_TASK}", model="{_LOCAL}")  # SIZE
+print(classify("image.jpg"))
+""",
 }
-"""How each library loads the model; `address_card` puts in the repository."""
+"""How each library uses the model; `address_card` puts in the repository, `_show_use` the images."""
 _MOST_LABELS = 100
 
 
@@ -189,19 +203,42 @@ def fence(text: str, language: str = "") -> str:
     return f"{marks}{language}\n{text.rstrip(chr(10))}\n{marks}\n"
 
 
-def _render(template: str, rows: Rows, *, data: Document, recipe: Document, command: str, **values: Any) -> str:
+def _render(
+    template: str, rows: Rows, *, data: Document, recipe: Document, command: str, example: str, **values: Any
+) -> str:
     short = shorten_all(json.loads(json.dumps(recipe)))  # YAML would tag tuples
     return _templates.get_template(template).render(
         **values,
         rows=rows,
-        data=data,
-        recipe=yaml.safe_dump(short, sort_keys=False, allow_unicode=True, width=100),
+        data={"made": "", **data},
+        recipe=yaml.safe_dump(_list_changes(short), sort_keys=False, allow_unicode=True, width=100),
         command=shorten_command(command),
         images=[f"{count:,} {split}" for split, count in data["images"].items()],
         labels=data.get("labels") or (),
         top5=any(score.get("top5") is not None for _, score in rows),
+        example=_show_use(example, data),
         most=_MOST_LABELS,
     )
+
+
+def _show_use(example: str, data: Document) -> str:
+    """An example of how to use a model, with the images that it takes."""
+    size = [int(each) for each in (data.get("preprocess") or {}).get("input_size") or ()]
+    words = f"{'×'.join(map(str, size))}, normalised as config.json says" if size else "as config.json says"
+    return example.strip().replace("MODE", "L" if size[:1] == [1] else "RGB").replace("SIZE", words)
+
+
+def _list_changes(recipe: Document) -> dict[str, Any]:
+    """Those fields of a recipe that differ from the defaults, and all that has none."""
+    defaults = json.loads(json.dumps(Recipe().to_dict()))
+    kept = {}
+    for name, value in recipe.items():
+        known = defaults.get(name)
+        if isinstance(value, dict) and isinstance(known, dict):
+            value = {key: each for key, each in value.items() if key not in known or each != known[key]}
+        if value not in ({}, None):
+            kept[name] = value
+    return kept
 
 
 def _title(side: Document) -> str:

@@ -18,9 +18,9 @@ from hf_retarget.errors import PublishError, RetargetError
 from hf_retarget.files import hash_file
 from hf_retarget.hub import ask, clean_token, explain, explained, hash_git, one_line
 from hf_retarget.names import CARD, FINETUNE, MODEL_CONFIG, PLANE, PORT, RECIPE, REPORT
+from hf_retarget.progress import SILENT, Progress
 from hf_retarget.publish.card import address_card
 from hf_retarget.publish.contents import SAMPLES, list_contents, list_weights, matches, shorten_file
-from hf_retarget.run import SILENT, Progress
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
 
 _TOKEN = "log in (hf auth login), set HF_TOKEN, or give --token"

@@ -111,8 +111,17 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
         for label, group in zip(_labels(document), document["groups"], strict=True)
         for run in group["runs"]
     ]
+    winner, reasons, clear = name_winner(document)
+    best = max(range(len(rows)), key=lambda place: document["groups"][place]["port"]["mean"])
     return render(
         "comparison.html",
+        wide=True,
+        winner=winner,
+        reasons=reasons,
+        clear=clear,
+        best=best if len(rows) > 1 else -1,
+        colours=dict(enumerate(shown, start=3)),
+        run_colours=dict(enumerate(shown, start=3)),
         title=f"{plural(len(runs), 'port')} beside each other",
         version=version,
         document=document,
@@ -148,6 +157,26 @@ def draw_port_all_page(document: Document, version: str = "") -> str:
 def list_shown(models: Sequence[Document]) -> list[str]:
     """The contenders that have a column in the table of `port-all`."""
     return [each.name for each in contenders() if each.drawn and any(each.name in one["top1"] for one in models)]
+
+
+def name_winner(document: Document) -> tuple[str, str, bool]:
+    """Which group is best, why in a sentence, and whether that is more than twice the deviation between runs."""
+    ranked = sorted(document["groups"], key=lambda group: -group["port"]["mean"])
+    first, plain = ranked[0], [each.name for each in contenders() if each.is_alternative]
+    facts = [f"{first['name']}: {describe_spread(first['port'])} on the test images"]
+    lead, deviation = 0.0, first["port"]["deviation"] or 0.0
+    if len(ranked) > 1:
+        second = ranked[1]
+        lead = first["port"]["mean"] - second["port"]["mean"]
+        deviation = max(deviation, second["port"]["deviation"] or 0.0)
+        facts.append(f"{100 * lead:+.1f} points against the next, {second['name']}")
+    for name in ("tuned", *plain):
+        if other := first["top1"].get(name):
+            label = find_contender(name).label
+            facts.append(f"{100 * (first['port']['mean'] - other['mean']):+.1f} points against {label}")
+    clear = lead > 2 * deviation
+    label = first["name"] if len(first["name"]) <= _NAME else f"group {document['groups'].index(first) + 1}"
+    return (f"Best: {label}" if clear or len(ranked) == 1 else "No clear winner"), "; ".join(facts) + ".", clear
 
 
 def draw_scores(document: Document) -> Chart:

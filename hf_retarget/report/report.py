@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hf_retarget.advice import compare_times
 from hf_retarget.contenders import PORT
 from hf_retarget.document import PortDocument, describe_flips, describe_result
 from hf_retarget.files import write_text
@@ -77,6 +78,7 @@ def compose_report(
         mark=mark,
         verdict=verdict,
         kind=kind,
+        times=compare_times(document),
         facts=list_facts(document),
         tests=tabulate_tests(document),
         steps=tabulate_steps(document),

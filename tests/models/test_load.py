@@ -237,7 +237,7 @@ def test_bad_folders(tmp_path, save):
 
 def test_bad_files_and_names(tmp_path, save):
     path = save(tmp_path, num_classes=3) / "model.safetensors"
-    with pytest.raises(ModelError, match="name the architecture with --arch"):
+    with pytest.raises(ModelError, match="is unknown; name it with --arch"):
         load_checkpoint(path)
     with pytest.raises(ModelError, match=r"tensors are missing \(first: .*unexpected \(first: .*right --arch"):
         load_checkpoint(path, arch="test_vit")

@@ -439,7 +439,7 @@ def test_without_images_what_needs_some_is_refused(trio):
 def test_the_default_method_is_auto_and_the_table_shows_prices():
     assert Recipe().port.method == AUTO
     assert find_contender("head").is_method
-    shown = CliRunner().invoke(main, ["port", "--help"]).output
+    shown = CliRunner().invoke(main, ["port", "--help-all"]).output
     for option in ("--targets", "--alpha", "--update", "--also-data", "--data-validation-split"):
         assert option in shown
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from dataclasses import asdict
 from typing import Any
@@ -172,7 +171,7 @@ def test_the_body_says_what_it_is_and_where_it_comes_from():
         "5,400 train",
         "ant, bee, Käfer",
         "hf-retarget port --data ada/insects",
-        'timm.create_model("local-dir:FOLDER", pretrained=True)',
+        'timm.create_model("local-dir:FOLDER", pretrained=True).eval()',
     ):
         assert words in text, words
     assert "secret" not in text
@@ -180,7 +179,17 @@ def test_the_body_says_what_it_is_and_where_it_comes_from():
     made = content()
     assert "](figures/curve.png)" in compose(made, curve="figures/curve.png")
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL).group(1))
-    assert recipe == json.loads(json.dumps(made["recipe"]))
+    assert recipe == {"name": "insects", "data": {"config": "small", "classes": ["ant"]}}, "steps are the default"
+    assert text.index("## Use it") < text.index("on the test images") < text.index("<details>")
+
+
+def test_the_example_knows_the_images_of_the_model():
+    seen = {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]}
+    text = write(data={"preprocess": seen, "made": "resized to 32×32, mean 0.5"})
+    assert 'convert("L"))  # 1×32×32, normalised as config.json says' in text
+    assert "images are resized to 32×32, mean 0.5." in text
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    compile(code, "card", "exec")
 
 
 def test_the_better_figure_is_that_of_the_model_in_the_folder():

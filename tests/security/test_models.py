@@ -249,6 +249,6 @@ def test_pickles_are_not_read(machine: Machine, model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     torch.save({"w": torch.zeros(1), "code": Path("x")}, folder / "pytorch_model.bin")
-    refused, tensors_only = machine.run(("inspect", folder), ("evaluate", folder, *DATA, "--allow-pickle"))
+    refused, tensors_only = machine.run(("evaluate", folder, *DATA), ("evaluate", folder, *DATA, "--allow-pickle"))
     refused.assert_refused("only as a pickle")
     tensors_only.assert_refused("cannot be read as a pickle of tensors")

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, lines elsewhere."""
+"""Progress on stderr: bars on a terminal and in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hf_retarget.cli.show import echo
+import click
+
 from hf_retarget.untrusted import plain
 
 if TYPE_CHECKING:
@@ -17,12 +19,37 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import ProgressColumn, Task
 
-    from hf_retarget.run import Progress
 
 T = TypeVar("T")
 
 _BEST = "★"  # marks a row that is better than all before
 _CELL = 10  # letters, at least
+
+
+class Progress(Protocol):
+    """Shows a person what happens. Calls to `track` may be nested: the inner one is part of an item of the outer."""
+
+    def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+        """Yield the items, and show `doing` and how far it has come."""
+        yield from items
+
+    def say(self, line: str) -> None:
+        """Show one line that stays."""
+
+    def row(self, cells: Mapping[str, str], line: str) -> None:
+        """Show one row of a growing table (heading → text), or the line where there is no terminal."""
+
+
+class _Silent(Progress):
+    def say(self, line: str) -> None:
+        pass
+
+    def row(self, cells: Mapping[str, str], line: str) -> None:
+        pass
+
+
+SILENT: Progress = _Silent()
+"""Shows nothing."""
 
 
 @contextmanager
@@ -51,6 +78,16 @@ def watch(quiet: bool = False) -> AbstractContextManager[Progress]:
     return TerminalProgress(quiet=quiet or not is_main_process())
 
 
+def is_watched() -> bool:
+    """Whether somebody is likely to look: on a terminal, and in a notebook."""
+    return sys.stderr.isatty() or _in_notebook()
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
 def is_main_process() -> bool:
     """Whether this process is the one that prints: the only one, or the first that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
@@ -59,14 +96,16 @@ def is_main_process() -> bool:
 class TerminalProgress:
     """Bars that vanish when the work is done, nested ones below each other, and lines that stay.
 
-    Where stderr is no terminal there are only the lines, and if `quiet`, nothing.
+    Where stderr is no terminal there are only the lines, and if `quiet`, nothing. A notebook has bars if ipywidgets
+    is installed.
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._quiet = quiet
         self._headings: tuple[str, ...] = ()
         self._bars: Bars | None = None
-        if not quiet and (console.is_terminal if console else sys.stderr.isatty()):
+        widgets = _in_notebook() and find_spec("ipywidgets") is not None
+        if not quiet and (console.is_terminal if console else sys.stderr.isatty() or widgets):
             self._bars = _make_bars(console)
 
     def __enter__(self) -> TerminalProgress:
@@ -87,6 +126,9 @@ class TerminalProgress:
             return
         if total is None and isinstance(items, Sized):
             total = len(items)
+        is_outermost = not self._bars.live.is_started  # from Python, nobody has entered the block
+        if is_outermost:
+            self._bars.start()
         task = self._bars.add_task("  " * len(self._bars.tasks) + plain(doing), total=total)
         try:
             for item in items:
@@ -94,10 +136,12 @@ class TerminalProgress:
                 self._bars.advance(task)
         finally:
             self._bars.remove_task(task)
+            if is_outermost:
+                self._bars.stop()
 
     def row(self, cells: Mapping[str, str], line: str) -> None:
         """Show one row of a table that grows above the bars."""
-        if self._bars is None:
+        if self._bars is None or self._bars.console.is_jupyter:
             self.say(line)
             return
         from rich.text import Text
@@ -114,10 +158,10 @@ class TerminalProgress:
     def say(self, line: str) -> None:
         """Show one line that stays, above the bars."""
         self._headings = ()  # a table that was interrupted gets a new heading
-        if self._bars is not None:
+        if self._bars is not None and not self._bars.console.is_jupyter:  # a notebook would take it away with the bars
             self._bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
-            echo(line, err=True)
+            click.echo(plain(line), err=True)
 
 
 def _make_bars(console: Console | None) -> Bars:

@@ -1,0 +1,83 @@
+"""What to do after a port: the one command that follows its verdict, with the inputs as they were given."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_retarget.document import ContenderFigures, PortDocument
+from hf_retarget.names import RECIPE
+from hf_retarget.words import duration
+
+_MODELS = ("src_base", "src_ft", "new_base")
+_READING = ("arch", "allow_pickle", "preprocess")
+_GIVEN = ("initial_head", "checkpoints", "permutation", "tuned_target")
+_STEPS = 200
+"""Steps of a fine-tuning that is to go further."""
+
+
+def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: str = "") -> str:
+    """The command that follows the verdict; empty if a model or the data were not given as text.
+
+    `options` are the arguments of the port, `data` is where its images are, if the recipe in its folder cannot tell.
+    """
+    models = {name: str(options.get(name) or "") for name in _MODELS}
+    texts = all(isinstance(options.get(name), (str, Path)) for name in _MODELS)
+    if not texts or not document.contenders or not document.recipe.get("data", {}).get("reference"):
+        return ""
+    images = ["--data", f"{out.rstrip('/')}/{RECIPE}", *(["--data-reference", data] if data else [])]
+    teacher = [] if document.labelled else ["--teacher", models["src_ft"]]
+    reading = _flags(options, _READING)
+    again = ["port", *_flags(models, _MODELS), *images, *reading, *_flags(options, _GIVEN)]
+    better = find_better(document)
+    port, row = document.recipe["port"], document.port.row
+    suffices = row.instead and not row.step  # a head, say: no port was needed
+    if better is None and document.alternative is None and not suffices and port["control"] != "full":
+        return _join(again, ["--control", "full"], out, "compared")
+    if better is None:
+        return _join(["finetune", out, *images, *reading, *teacher], ["--steps", str(_STEPS)], out, "finetuned")
+    if not better.row.is_alternative:
+        return _join(again, ["--method", better.name], out, better.name)
+    rate = re.search(r"\blr ([0-9.e-]+)", better.detail)  # the one that was best of those tried
+    ways = ["--steps", str(max(_STEPS, better.gradients)), "--batch-size", str(port["batch_size"])]
+    ways += ["--lr", rate[1]] if rate else []
+    return _join(["finetune", models["new_base"], *images, *reading, *teacher], ways, out, "plain")
+
+
+def find_better(document: PortDocument) -> ContenderFigures | None:
+    """What a user should rather do on the new base: the best of what is clearly ahead of the result."""
+    ahead = [
+        each
+        for each in document.contenders
+        if each.row.instead and each.row.may_replace and each.lead and each.lead.is_clear and each.lead.value < 0
+    ]
+    return max(ahead, key=lambda each: each.test.top1, default=None)
+
+
+def compare_times(document: PortDocument) -> str:
+    """How long the port took, with all that might have won, beside plain fine-tuning; empty if either is unknown."""
+    plain = document.alternative
+    spent = sum(each.seconds for each in document.contenders if each.role != "beside")
+    if plain is None or not plain.seconds or not spent:
+        return ""
+    return f"{duration(spent)} for the port, {duration(plain.seconds)} for plain fine-tuning, each with its choices"
+
+
+def _flags(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of the options that were given, as words of a command; what is no text is left out."""
+    words: list[str] = []
+    for name in names:
+        flag, value = f"--{name.replace('_', '-')}", options.get(name)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if value is True:
+            words.append(flag)
+        for each in values:
+            words += [flag, str(each)] if isinstance(each, (str, Path)) else []
+    return words
+
+
+def _join(command: Sequence[str], ways: Sequence[str], out: str, suffix: str) -> str:
+    return shlex.join(["hf-retarget", *command, *ways, "--out", f"{out.rstrip('/')}-{suffix}"])
