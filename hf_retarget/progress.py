@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
@@ -96,16 +95,16 @@ def is_main_process() -> bool:
 class TerminalProgress:
     """Bars that vanish when the work is done, nested ones below each other, and lines that stay.
 
-    Where stderr is no terminal there are only the lines, and if `quiet`, nothing. A notebook has bars if ipywidgets
-    is installed.
+    Where stderr is no terminal there are only the lines, and if `quiet`, nothing. In a notebook the bars are tqdm's:
+    those of rich would take the lines away with them.
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._quiet = quiet
         self._headings: tuple[str, ...] = ()
         self._bars: Bars | None = None
-        widgets = _in_notebook() and find_spec("ipywidgets") is not None
-        if not quiet and (console.is_terminal if console else sys.stderr.isatty() or widgets):
+        self._in_notebook = not quiet and console is None and _in_notebook()
+        if not quiet and (console.is_terminal if console else sys.stderr.isatty()):
             self._bars = _make_bars(console)
 
     def __enter__(self) -> TerminalProgress:
@@ -121,6 +120,11 @@ class TerminalProgress:
 
     def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
         """Yield the items, and show `doing` and how far it has come."""
+        if self._in_notebook:
+            from tqdm.auto import tqdm
+
+            yield from tqdm(items, plain(doing), total, leave=False)
+            return
         if self._bars is None:
             yield from items
             return
@@ -141,7 +145,7 @@ class TerminalProgress:
 
     def row(self, cells: Mapping[str, str], line: str) -> None:
         """Show one row of a table that grows above the bars."""
-        if self._bars is None or self._bars.console.is_jupyter:
+        if self._bars is None:
             self.say(line)
             return
         from rich.text import Text
@@ -158,7 +162,7 @@ class TerminalProgress:
     def say(self, line: str) -> None:
         """Show one line that stays, above the bars."""
         self._headings = ()  # a table that was interrupted gets a new heading
-        if self._bars is not None and not self._bars.console.is_jupyter:  # a notebook would take it away with the bars
+        if self._bars is not None:
             self._bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
             click.echo(plain(line), err=True)
