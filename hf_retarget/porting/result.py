@@ -496,6 +496,5 @@ def _make_thumbnail(test: Split, number: int) -> bytes | None:
 
 
 def _encode(image: Image, **how: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, **how)
+    image.save(buffer := io.BytesIO(), **how)
     return buffer.getvalue()
