@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hf_retarget.porting.port_all import PortJob as PortJob
     from hf_retarget.porting.port_all import port_all as port_all
     from hf_retarget.porting.result import PortResult as PortResult
+    from hf_retarget.porting.streamed import StreamedPort as StreamedPort
     from hf_retarget.recipe import Recipe as Recipe
     from hf_retarget.recipe import load_recipe as load_recipe
     from hf_retarget.training.recorder import TrajectoryRecorder as TrajectoryRecorder
@@ -65,6 +66,7 @@ _MODULES = {
     "porting.port": "port",
     "porting.port_all": "PortJob PortedAll port_all",
     "porting.result": "PortResult",
+    "porting.streamed": "StreamedPort",
     "recipe": "Recipe load_recipe",
     "training.recorder": "TrajectoryRecorder",
 }

@@ -187,7 +187,7 @@ class HubModel:
         elif index := self.fetch(INDEX):
             names = shard_names(index)
         elif PICKLE not in self.sizes:
-            raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; give a repository with weights for timm")
+            raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; give a repository with such weights")
         elif not allow_pickle:
             raise ModelError(pickle_only(self.repository, PICKLE))
         elif self.headers is not None:

@@ -134,9 +134,7 @@ def _find(text: str, how: _Reading) -> _Stored:
         return _in_folder(path, text, how)
     if path.is_file():
         return _in_file(path, how)
-    if _looks_like_a_path(text):
-        raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
-    if "/" in text or text.startswith(("hf-hub:", "hf_hub:")):
+    if is_on_hub(text):
         found = how.fetch(text, config=how.arch is None)
         return replace(_in_folder(found.folder, text, how), hub=found)
     return _in_timm(text, how)
@@ -190,6 +188,14 @@ def _in_timm(name: str, how: _Reading) -> _Stored:
     )
 
 
+def is_on_hub(text: str) -> bool:
+    """Whether a reference that is no file or folder is a Hub id, and not a name of timm; a path is an error."""
+    path = Path(text.removeprefix("local-dir:")).expanduser()
+    if _looks_like_a_path(text):
+        raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
+    return "/" in text or text.startswith(("hf-hub:", "hf_hub:"))
+
+
 def _looks_like_a_path(text: str) -> bool:
     return (
         text.startswith(("/", "./", "../", "~", "local-dir:"))
@@ -237,7 +243,7 @@ def _assemble(reference: str, stored: _Stored, how: _Reading, num_classes: int |
         revision=stored.hub.commit if stored.hub else None,
         hub_id=stored.hub.repository if stored.hub else None,
         base_models=stored.base_models,
-        hashes={path.name: found for path in stored.files if how.headers is None and (found := _hash(path))},
+        hashes={path.name: found for path in stored.files if how.headers is None and (found := hash_weights(path))},
     )
 
 
@@ -263,7 +269,7 @@ def _checkpoint(about: Description, **facts: Any) -> Checkpoint:
     return Checkpoint(**{**vars(about), "num_classes": about.num_classes or 0}, **facts)
 
 
-def _hash(path: Path) -> str | None:
+def hash_weights(path: Path) -> str | None:
     """The sha256 of a file; in the cache of the Hub, only hashes that were compared with the Hub's count."""
     if not is_cached(path):
         return hash_file(path)

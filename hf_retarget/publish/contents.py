@@ -17,13 +17,24 @@ from safetensors import SafetensorError, safe_open
 from hf_retarget.document import read_document
 from hf_retarget.errors import PortError, PublishError
 from hf_retarget.files import to_json
-from hf_retarget.names import CARD, FINETUNE, GRAPH, INITIAL_HEAD, MODEL_CONFIG, PERMUTATION, PORT, RECIPE, REPORT
+from hf_retarget.names import (
+    CARD,
+    COMPANIONS,
+    FINETUNE,
+    GRAPH,
+    INITIAL_HEAD,
+    MODEL_CONFIG,
+    PERMUTATION,
+    PORT,
+    RECIPE,
+    REPORT,
+)
 from hf_retarget.untrusted import parse_json, parse_yaml, read_json
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
 
 KNOWN = (
-    *(MODEL_CONFIG, "preprocessor_config.json", WEIGHTS, INDEX, SHARDS),
+    *(MODEL_CONFIG, WEIGHTS, INDEX, SHARDS, *COMPANIONS),
     *(CARD, PORT, FINETUNE, RECIPE, REPORT, PERMUTATION, INITIAL_HEAD, GRAPH),
     *("figures/*.png", "figures/*.svg", "plane/plane.*"),
 )

@@ -1,8 +1,9 @@
-"""What one sees in each chart and whether it is good, in a sentence or two that hold for the port at hand."""
+"""What one sees in each chart and whether it is good, in a sentence or two that hold for the port at hand; and what
+the rows of its tables are called."""
 
 from __future__ import annotations
 
-from hf_retarget.document import PortDocument
+from hf_retarget.document import ContenderFigures, PortDocument
 from hf_retarget.report.classes import list_classes
 from hf_retarget.report.figures import list_paid
 from hf_retarget.words import number, percent
@@ -121,3 +122,20 @@ def caption_classes(document: PortDocument) -> str:
     what = "port and fine-tuning" if document.result.role == "after" else "the port"
     few = "" if len(rows) <= 30 else " Shown are the 15 with the largest lead and the 15 with the largest lag."
     return f"On {up} of {len(rows)} classes {what} is above {rival.row.short}, on {down} below.{few}"
+
+
+def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
+    """The label of a contender in a table of results, with what was chosen for it, its best step or its price."""
+    if figures.detail:
+        return f"{figures.row.label} ({figures.detail})"
+    if figures.best_step:
+        planned = f" of {document.steps_planned}" if figures.name == document.winner else ""
+        return f"{figures.row.label} (best step {figures.best_step}{planned})"
+    return (
+        f"{figures.row.label} ({figures.gradients:,} minibatches)" if figures.row.is_alternative else figures.row.label
+    )
+
+
+def describe_flips(figures: ContenderFigures) -> str:
+    """Test images lost and won against the tuned model: `12 / 3`."""
+    return "–" if figures.flips is None else "{:,} / {:,}".format(*figures.flips)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_retarget.contenders import PORT
-from hf_retarget.document import ContenderFigures, PortDocument, describe_flips, describe_result
+from hf_retarget.document import ContenderFigures, PortDocument
 from hf_retarget.files import write_text
 from hf_retarget.names import SIDES
 from hf_retarget.report import captions
+from hf_retarget.report.captions import describe_flips, describe_result
 from hf_retarget.report.chart import Chart
 from hf_retarget.report.classes import (
     draw_classes,
@@ -120,6 +121,23 @@ def compose_report(
     return Report(html, tuple(drawn.values()), graph, tuple(problems))
 
 
+def compose_summary(document: PortDocument) -> str:
+    """The page of a port for which nothing was scored on images."""
+    mark, verdict, kind = split_verdict(document.verdict)
+    text = document.text
+    return render(
+        "summary.html",
+        title=f"{document.models['target'].architecture}: a fine-tuning, added to a new base",
+        document=document,
+        mark=mark,
+        verdict=verdict,
+        kind=kind,
+        losses=[(SIDES.get(side, side), number(loss, 4)) for side, loss in text.losses.items()] if text else [],
+        inputs=list_inputs(document),
+        options=list_options(document),
+    )
+
+
 def _attempt(name: str, make: Callable[[], Any], problems: list[str]) -> Any:
     try:
         return make()
@@ -218,13 +236,14 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
         lines += [f"{file} sha256 {value}" for file, value in each.hashes.items()]
         rows.append((SIDES.get(side, side), "\n".join(lines)))
     data, graph, device = document.data, document.graph, document.device
-    images = ", ".join(f"{count:,} {split}" for split, count in data.images.items())
-    told = [data.name, f"{data.classes} classes; images: {images}", data.made, f"fingerprint {data.fingerprint}"]
-    rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
-    rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
+    if data.images:
+        images = ", ".join(f"{count:,} {split}" for split, count in data.images.items())
+        told = [data.name, f"{data.classes} classes; images: {images}", data.made, f"fingerprint {data.fingerprint}"]
+        rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
+        rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
+        rows.append(("aimed at", document.targets))
     if document.relation:
         rows.append(("bases", document.relation.sentence))
-    rows.append(("aimed at", document.targets))
     if document.gates:
         words = {None: "could not be seen", "": "fine"}
         lines = [f"{each.looks_at}: {words.get(each.found, each.found)}" for each in document.gates]
