@@ -162,10 +162,9 @@ def load_language_model(
     Nothing else in their folder is seen: no adapter, no pickle, no code. `numbers` are those of the weights, which the
     configuration may not exceed by far.
     """
-    check_language_model(raw, where)
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
+    config = read_language_config(raw, where)
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
-    config = _read_configuration(raw, CONFIG_MAPPING[raw["model_type"]], where)
     load: Any = AutoModelForCausalLM.from_pretrained
     with torch.device("meta"), bounded_build(where, 10**8 + 4 * numbers), _quiet():
         AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -193,10 +192,10 @@ def load_language_model(
     return model.eval()  # type: ignore[no-any-return]
 
 
-def check_language_model(raw: Mapping[str, Any], where: str) -> None:
-    """ModelError if a config.json is that of none of transformers' language models."""
+def read_language_config(raw: Mapping[str, Any], where: str) -> Any:
+    """The configuration of a language model; ModelError if a config.json is that of no model that transformers has."""
     kind = raw.get("model_type")
-    _import(where, kind)
+    transformers = _import(where, kind)
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     if kind not in NAMES:
@@ -204,6 +203,7 @@ def check_language_model(raw: Mapping[str, Any], where: str) -> None:
             f"'{where}' holds a model of type '{kind}', which is none of transformers' language models "
             "(code of its own is never run): texts cannot be read with it; leave out --text"
         )
+    return _read_configuration(raw, transformers.CONFIG_MAPPING[kind], where)
 
 
 def _read_configuration(raw: Mapping[str, Any], kind: Any, where: str, changes: Mapping[str, Any] | None = None) -> Any:

@@ -19,7 +19,7 @@ from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, l
 from hf_retarget.files import copy_folder, hash_file, make_folder, write_json, write_text
 from hf_retarget.models.reference import hash_weights
 from hf_retarget.models.relation import INDEPENDENT, compare_samples, sample_weights
-from hf_retarget.models.transformers_models import check_language_model
+from hf_retarget.models.transformers_models import read_language_config
 from hf_retarget.models.weights import FLOATS
 from hf_retarget.names import CARD, MODEL_CONFIG, PORT, RECIPE, REPORT, SIDES
 from hf_retarget.porting.inputs import Given, check_update
@@ -207,7 +207,7 @@ def _encode(given: Given, plan: Plan) -> list[list[int]]:
     if given.text is None:
         return []
     for each in plan.sides.values():
-        check_language_model(each.config, each.reference)
+        read_language_config(each.config, each.reference)
     return encode_texts(given.text, _choose_tokenizer(plan), min(each.vocabulary or 0 for each in plan.sides.values()))
 
 
