@@ -88,7 +88,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> Path:
 
 @click.command()
 @click.option("--folder", type=click.Path(path_type=Path), required=True)
-@click.option("--steps", default=600, help="Steps of the old base; the others take a share of them.")
+@click.option("--steps", default=300, help="Steps of the old base; the others take a share of them.")
 @click.option("--seed", default=0)
 def main(folder: Path, steps: int, seed: int) -> None:
     """Train, port, and print what was kept."""

@@ -33,7 +33,7 @@ from hf_retarget.report.report import compose_summary
 from hf_retarget.run import Run, describe_environment, from_main_process, in_main_process
 from hf_retarget.streaming.repository import Repository, copy_companion, open_repository
 from hf_retarget.streaming.shards import check_room, plan_shards, write_index, write_shard
-from hf_retarget.streaming.sums import Plan, Settled, Sides, compose_config, plan_sums, settle
+from hf_retarget.streaming.sums import Plan, Settled, Sides, compose_config, kind_of, plan_sums, settle
 from hf_retarget.streaming.text import encode_texts, judge_texts, measure_texts, sum_losses
 
 _IMAGES = "some images are needed (labels are not): name them with --data"
@@ -85,7 +85,7 @@ def port_streamed(
             hashes = {side: {path.name: hash_weights(path) for path in each.files} for side, each in sides.items()}
         key = _describe_run(hashes, recipe, given, dtype)
         place.begin(key, run)
-        config, conflicts = compose_config(plan, plan.sums[0].kind if dtype else sides["target"].kind)
+        config, conflicts = compose_config(plan, kind_of(dtype) if dtype else sides["target"].kind)
         notes = (*plan.notes, *conflicts)
         for note in (*notes, f"bases: {relation.sentence}"):
             run.progress.say(note)

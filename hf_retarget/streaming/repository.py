@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hf_retarget.errors import ModelError
 from hf_retarget.hub import clean_token, is_cached
 from hf_retarget.models import load_checkpoint, save_model
-from hf_retarget.models.config import read_config, read_labels
+from hf_retarget.models.config import read_config
 from hf_retarget.models.hub import HubModel, find_bases, find_licence, read_card
 from hf_retarget.models.reference import is_on_hub
 from hf_retarget.models.weights import FLOATS, read_header, weight_files
@@ -104,8 +104,8 @@ class Repository:
     @property
     def classes(self) -> int:
         """How many classes it has, if it is a classifier."""
-        count = self.config.get("num_classes", self.config.get("num_labels"))
-        return count if isinstance(count, int) else len(read_labels(self.config) or ())
+        count, labels = self.config.get("num_classes", self.config.get("num_labels")), self.config.get("id2label")
+        return count if isinstance(count, int) else len(labels) if isinstance(labels, dict) else 0
 
     @property
     def licence(self) -> dict[str, str]:

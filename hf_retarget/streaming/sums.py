@@ -125,13 +125,14 @@ def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
                 f"the {SIDES[side]} has BatchNorm layers ('{name}'), whose statistics have to be estimated again; "
                 "some images are needed (labels are not): name them with --data"
             )
-    sums, wrong, own, left_out = [], [], [], []
+    sums, wrong, own, left_out, fixed = [], [], [], [], []
     names = [*tuned.tensors, *(name for name in new.tensors if name not in tuned.tensors)]
     for name in names:
         parts = (_find(old, name, sides), _find(tuned, name, sides), _find(new, name, sides))
         kind = _choose_kind(parts, new.kind, dtype)
         if parts[1] is None:
-            if parts[0] is None and parts[2] is not None:  # a table of positions, say, that only it has stored
+            if parts[0] is None and parts[2] is not None:  # a table of positions, say
+                fixed.append(name)
                 sums.append(Sum(name, kind, parts[2].shape, parts, 0))
             else:
                 left_out.append(name)
@@ -146,6 +147,7 @@ def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
     if wrong or 2 * added < sum(each.numbers for each in tuned.tensors.values() if each.kind in FLOATS):
         raise _differ(sides, wrong or own)
     notes = [f"{_list(own)} of the tuned model, which the bases do not have: taken as they are"] if own else []
+    notes += [f"{_list(fixed)} that only the new base has: stay as they are"] if fixed else []
     notes += [f"{_list(left_out)} of the bases, which the tuned model does not have: left out"] if left_out else []
     rows, about = _describe_vocabulary(sides)
     return Plan(sides, tuple(sums), (*notes, *about), rows)
@@ -165,9 +167,17 @@ def _choose_kind(parts: Iterable[Stored | None], usual: str, dtype: str | None) 
     stored = new or tuned
     if stored is None or stored.kind not in FLOATS:
         return stored.kind if stored else usual
-    if dtype is not None:
-        return next(kind for kind, each in FLOATS.items() if str(each) == f"torch.{dtype}")
-    return stored.kind if new else usual
+    return kind_of(dtype) if dtype else stored.kind if new else usual
+
+
+def kind_of(dtype: str) -> str:
+    """What safetensors calls a type of torch.
+
+    Example:
+        >>> kind_of("bfloat16")
+        'BF16'
+    """
+    return next(kind for kind, each in FLOATS.items() if str(each) == f"torch.{dtype}")
 
 
 def _fit(name: str, kind: str, parts: tuple[Stored | None, ...], sides: Sides) -> Sum | None:
@@ -183,7 +193,8 @@ def _fit(name: str, kind: str, parts: tuple[Stored | None, ...], sides: Sides) -
         rows, common, rest = fit_rows(*(each.shape[0] for each in whole))
         row = new.numbers // max(1, new.shape[0])
         return Sum(name, kind, (rows, *new.shape[1:]), whole, common * row, rest)
-    return Sum(name, kind, tuned.shape, whole, 0, "tuned")  # a head for other classes
+    is_head = tuned.shape[0] == sides["tuned"].classes  # for other classes than the bases'
+    return Sum(name, kind, tuned.shape, whole, 0, "tuned") if is_head else None
 
 
 def fit_rows(old: int, tuned: int, new: int) -> tuple[int, int, str]:

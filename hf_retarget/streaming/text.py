@@ -25,8 +25,8 @@ LONGEST = 512
 """Tokens of a text that are read."""
 MOST = 1000
 """Texts of a file that are read."""
-HALF = 0.5
-"""Share of the gain from which a port is called worth it."""
+MUCH, LITTLE = 0.5, 0.2
+"""Share of the gain from which a port is called worth it, and below which it is not."""
 
 
 def read_texts(path: str | Path) -> list[str]:
@@ -144,7 +144,8 @@ def judge_texts(facts: TextFacts) -> str:
     )
     if facts.kept is None:
         return f"Undecided: {start}; {facts.why}."
-    share = f"{facts.kept.value:.0%} (± {facts.kept.error:.0%}) of the fine-tuning's gain was kept"
-    if not (facts.kept.is_clear and facts.kept.value > 0):
-        return f"Not worth it: {share}, not shown to be more than nothing; {start}; fine-tune the new base instead."
-    return f"{'Worth it' if facts.kept.value >= HALF else 'Kept in part'}: {share}; {start}."
+    share = f"{facts.kept.value:.1%} (± {facts.kept.error:.1%}) of the fine-tuning's gain was kept"
+    if facts.kept.value < LITTLE or not facts.kept.is_clear:
+        doubt = "" if facts.kept.is_clear else ", not shown to be more than nothing"
+        return f"Not worth it: {share}{doubt}; {start}; fine-tune the new base instead."
+    return f"{'Worth it' if facts.kept.value >= MUCH else 'Kept in part'}: {share}; {start}."

@@ -113,7 +113,8 @@ def test_mixed_types_are_summed_in_float32_and_kept(trio, tmp_path):
         weights["position_ids"] = torch.arange(5)
 
     rewrite(trio["new_base"], mix)
-    port(trio, tmp_path / "out")
+    done = port(trio, tmp_path / "out")
+    assert "1 tensor (position_ids) that only the new base has: stay as they are" in done.document.notes
     found = weights_of(tmp_path / "out")
     assert found["model.norm.weight"].dtype == torch.float64
     assert found["lm_head.weight"].dtype == torch.bfloat16
@@ -356,6 +357,8 @@ def _break(trio, what: str) -> None:
         )
     elif what == "wider":
         rewrite(new, lambda weights: weights.update({"model.norm.weight": torch.ones(17, 2)}))
+    elif what == "longer":
+        rewrite(tuned, lambda weights: weights.update({"model.norm.weight": torch.ones(18)}))
     elif what == "deeper":
         rewrite(new, lambda weights: weights.pop("model.layers.1.self_attn.q_proj.weight"))
     elif what == "nothing in common":
@@ -386,6 +389,7 @@ def _break(trio, what: str) -> None:
             "wider",
             r"differ: in the new base, 1 tensor has another shape \(model.norm.weight is \[17, 2\], not \[16\]\)",
         ),
+        ("longer", r"1 tensor has another shape \(model.norm.weight is \[16\], not \[18\]\)"),
         ("deeper", r"in the new base, 1 tensor is missing \(model.layers.1.self_attn.q_proj.weight"),
         ("nothing in common", "tensors are missing"),
         ("cut off", "not a whole safetensors file"),

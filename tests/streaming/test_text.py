@@ -65,7 +65,7 @@ def test_what_was_kept_is_in_every_output(taught, texts, tmp_path):
     assert facts.gain.is_clear
     assert 0.7 < share < 1.3
     assert 0 < facts.kept.error < 0.1
-    words = f"{share:.0%} (± {facts.kept.error:.0%}) of the fine-tuning's gain was kept"
+    words = f"{share:.1%} (± {facts.kept.error:.1%}) of the fine-tuning's gain was kept"
     assert done.verdict.startswith(f"Worth it: {words}")
     for name in ("README.md", "report.html"):
         page = (tmp_path / "out" / name).read_text()
@@ -105,7 +105,9 @@ def test_the_error_of_the_share_is_that_of_repeated_draws():
     assert sum(shares) / len(shares) == pytest.approx(0.6, abs=0.02)
 
 
-@pytest.mark.parametrize(("kept", "words"), [(0.9, "Worth it"), (0.3, "Kept in part"), (0.0, "Not worth it")])
+@pytest.mark.parametrize(
+    ("kept", "words"), [(0.9, "Worth it"), (0.3, "Kept in part"), (0.1, "Not worth it"), (0.0, "Not worth it")]
+)
 def test_the_verdict(kept, words):
     noise = [0.01 * number for number in range(20)]
     losses = {"source": 3.0, "tuned": 2.0, "target": 2.9, "port": 2.9 - kept}
