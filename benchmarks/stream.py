@@ -1,7 +1,7 @@
 """Memory and time of a streamed port of a large model, against copying its files.
 
     OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /somewhere/with/room        # 8 GB, needs 33 GB of disk
-    OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /tmp/small --gigabytes 0.5
+    OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /tmp/hollow --hollow        # 9 GB: models of holes, mostly
 
 Three models of one lineage are made up of random numbers, in bfloat16 and with the shapes of a Llama: an embedding of
 128,256 tokens, which is the largest tensor, and layers of 4,096 channels. A process of its own imports the package,
@@ -55,7 +55,7 @@ def shapes(size: int) -> Iterator[tuple[str, tuple[int, int]]]:
         layer += 1
 
 
-def make(folder: Path, size: int, seed: int) -> None:
+def make(folder: Path, size: int, seed: int, hollow: bool) -> None:
     """A model: the numbers of the old base, and for another seed a little noise on top of them."""
     folder.mkdir(parents=True)
     base = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
@@ -76,9 +76,14 @@ def make(folder: Path, size: int, seed: int) -> None:
             header[name] = {"dtype": "BF16", "shape": [rows, columns], "data_offsets": span}
         text = json.dumps(header).encode()
         with (folder / file).open("wb") as out:
-            out.write(struct.pack("<Q", len(text)) + text)
-            while end:
-                end -= out.write(block[: min(end, len(block))])
+            begin = out.write(struct.pack("<Q", len(text)) + text)
+            out.truncate(begin + end)
+            for each in header.values():
+                first, last = (begin + place for place in each["data_offsets"])
+                step = (last - first) // 2 if hollow else len(block)
+                for place in range(first, last, step):
+                    out.seek(place)
+                    out.write(block[: min(last - place, len(block))])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": TOKENS}
     (folder / "config.json").write_text(json.dumps(config))
@@ -104,15 +109,18 @@ def measure(command: list[str]) -> tuple[tuple[float, float], str]:
 @click.command()
 @click.option("--folder", type=click.Path(path_type=Path), required=True)
 @click.option("--gigabytes", default=8.0)
-def main(folder: Path, gigabytes: float) -> None:
+@click.option("--hollow", is_flag=True, help="Leave holes in the models, which then take little of the disk.")
+def main(folder: Path, gigabytes: float, hollow: bool) -> None:
     """Make three models, copy one, port, and print a table."""
     sides = [folder / name for name in ("old", "tuned", "new")]
     try:
         for seed, side in enumerate(sides):
-            make(side, int(gigabytes * 1e9), seed)
+            make(side, int(gigabytes * 1e9), seed, hollow)
         size = sum(path.stat().st_size for path in sides[2].iterdir())
         forget(*sides)
-        copied, _ = measure(["sh", "-c", f"cp -r '{sides[2]}' '{folder}/copy' && sync '{folder}'/copy/*"])
+        copied, _ = measure(
+            ["sh", "-c", f"cp -r --sparse=never '{sides[2]}' '{folder}/copy' && sync '{folder}'/copy/*"]
+        )
         shutil.rmtree(folder / "copy")
         forget(*sides)
         command = [sys.executable, "-c", PORT, *map(str, sides), str(folder / "ported")]

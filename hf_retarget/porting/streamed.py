@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def port_streamed(
             for name, path in _choose_tokenizer(plan).companions.items():
                 copy_companion(path, folder / name)
 
-        with run.stage("adding"):
+        with run.stage("adding"), _naming(place.folder):
             in_main_process(write_model)
         facts = from_main_process(in_main_process(lambda: _score(given, folder, sides, pieces, run)))
         document = publish_document(
@@ -132,8 +132,17 @@ def port_streamed(
             write_text(result / REPORT, compose_summary(document))
             write_text(result / CARD, write_port_card(document, (), library=sides["target"].library))
 
-        place.finish(write, run)
+        with _naming(place.folder):
+            place.finish(write, run)
         return StreamedPort(document, place.folder)
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PortError(f"cannot write '{folder}': {error}; the same command with --resume continues") from error
 
 
 # ---- what is refused

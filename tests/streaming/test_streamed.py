@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -331,6 +332,21 @@ def test_a_killed_port_continues_with_the_same_bytes(tmp_path):
     assert not (tmp_path / ".out.work").exists()
     with pytest.raises(rt.FinishedError):
         port(trio, tmp_path / "out", resume=True)
+
+
+def test_a_full_disk_is_one_line_and_the_port_continues(tmp_path):
+    trio = save_trio(tmp_path, max_shard_size="8KB")
+    sizes = sorted(path.stat().st_size for path in trio["new_base"].glob("*.safetensors"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[-1] - 100, before[1]))
+    try:
+        with pytest.raises(rt.PortError, match=r"cannot write '.*out': .*; the same command with --resume continues"):
+            port(trio, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "out").exists()
+    port(trio, tmp_path / "out", resume=True)
+    assert all(torch.equal(each, add(trio)[name]) for name, each in weights_of(tmp_path / "out").items())
 
 
 # ---- bad input

@@ -82,7 +82,7 @@ def test_independent_bases_keep_nothing_and_the_tool_says_so(taught, texts, tmp_
 
 
 def test_without_a_gain_there_is_no_share(taught, tmp_path, texts):
-    taught["src_base"], taught["src_ft"] = taught["src_ft"], taught["src_base"]
+    save_lm(learn(make_lm(), -4.0), taught["src_ft"])
     done = port(taught, tmp_path / "out", text=texts)
     assert done.document.text.kept is None
     assert "not shown to be better at these texts" in done.document.text.why
