@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hf_retarget.porting.port_all import collect_ports as collect_ports
     from hf_retarget.porting.port_all import port_all as port_all
     from hf_retarget.porting.result import PortResult as PortResult
+    from hf_retarget.porting.streamed import StreamedPort as StreamedPort
     from hf_retarget.provenance import PortCheck as PortCheck
     from hf_retarget.provenance import check_port as check_port
     from hf_retarget.recipe import Recipe as Recipe
@@ -73,6 +74,7 @@ _MODULES = {
     "porting.port": "port",
     "porting.port_all": "PortJob PortedAll Shard collect_ports port_all",
     "porting.result": "PortResult",
+    "porting.streamed": "StreamedPort",
     "provenance": "PortCheck check_port",
     "recipe": "Recipe load_recipe",
     "successors": "OutdatedModels outdated",

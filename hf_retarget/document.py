@@ -279,6 +279,23 @@ class AdapterFacts:
 
 
 @dataclass(frozen=True)
+class TextFacts:
+    """How well language models predict the texts that a fine-tuning was for."""
+
+    name: str
+    texts: int
+    tokens: int
+    losses: dict[str, float]
+    """Loss per token of `source`, `tuned`, `target` and `port`."""
+    gain: Lead
+    """How much lower the tuned model's loss is than the old base's."""
+    kept: Lead | None = None
+    """The share of that gain by which the port is better than the new base; None if there is no clear gain."""
+    why: str = ""
+    """Why there is no share."""
+
+
+@dataclass(frozen=True)
 class PortDocument:
     """Everything that is known about a finished port."""
 
@@ -299,6 +316,8 @@ class PortDocument:
     """Empty if nothing had to be matched."""
     permutation: PermutationFacts
     relation: RelationFacts | None = None
+    text: TextFacts | None = None
+    """Losses of language models (`--text`)."""
     gates: tuple[GateFacts, ...] = ()
     """What was looked at before the verdict."""
     matching_lead: Lead | None = None
@@ -405,23 +424,6 @@ class PortDocument:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)
-
-
-def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
-    """The label of a contender in a table of results, with what was chosen for it, its best step or its price."""
-    if figures.detail:
-        return f"{figures.row.label} ({figures.detail})"
-    if figures.best_step:
-        planned = f" of {document.steps_planned}" if figures.name == document.winner else ""
-        return f"{figures.row.label} (best step {figures.best_step}{planned})"
-    return (
-        f"{figures.row.label} ({figures.gradients:,} minibatches)" if figures.row.is_alternative else figures.row.label
-    )
-
-
-def describe_flips(figures: ContenderFigures) -> str:
-    """Test images lost and won against the tuned model: `12 / 3`."""
-    return "–" if figures.flips is None else "{:,} / {:,}".format(*figures.flips)
 
 
 def read_document(path: str | Path) -> PortDocument:

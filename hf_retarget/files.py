@@ -142,7 +142,7 @@ def copy_folder(source: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(one, other)
 
-    shutil.copytree(source, target, copy_function=copy)
+    shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True)
 
 
 def remove_folder(folder: Path) -> None:

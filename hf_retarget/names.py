@@ -13,6 +13,14 @@ PERMUTATION, GRAPH, REPORT, RECIPE, CARD = (
     "README.md",
 )
 PORT_ALL_PAGE = "port-all.html"
+TOKENIZER = "tokenizer.json"
+COMPANIONS = (
+    *(TOKENIZER, "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json", "generation_config.json"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+)
+"""Files that a model takes along besides its weights and its configuration; none of them is code."""
 INITIAL_HEAD = "initial_head.safetensors"
 """The head that a fine-tuning began with: what the port's head policy `given` needs."""
 

@@ -29,13 +29,14 @@ from hf_retarget.cli.show import (
     hidden_data,
     print_curves,
     print_scores,
+    print_table,
 )
 from hf_retarget.contenders import AUTO
 from hf_retarget.document import read_document
 from hf_retarget.errors import FinishedError
-from hf_retarget.names import DTYPES, PORT
+from hf_retarget.names import DTYPES, PORT, SIDES
 from hf_retarget.progress import is_main_process, status, watch
-from hf_retarget.words import estimate
+from hf_retarget.words import estimate, number
 
 if TYPE_CHECKING:
     from hf_retarget.porting.check import Plan
@@ -47,6 +48,7 @@ Examples:
   hf-retarget port --src-base timm/a --src-ft me/a-pets --new-base timm/b --data pets --dry-run
   hf-retarget port … --data photos/ --steps 15 --early-stop 3 --finetune-steps 100 --out ported
   hf-retarget port … --data pets --permutation ported/ --out another
+  hf-retarget port --src-base org/lm-1 --src-ft me/lm-1-law --new-base org/lm-1.1 --data none --text law.txt
 """
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -89,6 +91,12 @@ _COMMON = (
 )
 @click.option("--also-data", metavar="DATA", help="Second set of images, with a column of its own in all results.")
 @click.option("--also-data-fit", is_flag=True, help="Fit closed-form heads on its training images, too.")
+@click.option(
+    "--text", type=_FILE, metavar="FILE", help="Texts (.txt, .jsonl): how much of a language model's gain was kept."
+)
+@click.option(
+    "--force-relation", is_flag=True, help="With --data none, add the fine-tuning to an independent base, too."
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Store the weights so (as the new base does if not given).")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and what it would cost.")
 @output_options
@@ -137,6 +145,12 @@ def port(
                 print_curves(document)
             print_scores(document)
             echo()
+        if document.text:
+            losses = document.text.losses.items()
+            print_table(
+                ("model", "loss per token"), [(SIDES.get(side, side), number(loss, 4)) for side, loss in losses]
+            )
+            echo()
         echo(document.verdict)
         if document.adapter:
             echo(document.adapter.sentence)
@@ -147,10 +161,11 @@ def port(
         return
     if pushed:
         print_pushed(pushed["pushed"])
+    if not quiet:
+        echo(f"Look: {out}/report.html", err=True)
     if not quiet and document.contenders:
         if times := compare_times(document):
             echo(f"Time: {times}", err=True)
-        echo(f"Look: {out}/report.html", err=True)
         if not document.adapter and (command := advise(document, str(out), options, hidden_data(recipe))):
             echo(f"Next: {command}", err=True)
 

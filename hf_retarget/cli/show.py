@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.document import describe_flips, describe_result
 from hf_retarget.files import to_json, write_text
 from hf_retarget.untrusted import plain
 from hf_retarget.words import number, percent, plural
@@ -75,6 +74,8 @@ def print_curves(document: PortDocument) -> None:
 
 def print_scores(document: PortDocument) -> None:
     """Print the test scores of all contenders as a table, with what each cost."""
+    from hf_retarget.report.report import describe_flips, describe_result
+
     five, also = any(each.test.top5 is not None for each in document.contenders), document.also is not None
     top = "top-1" if document.labelled else "agreement"
     columns = ("on the test images", top, *(["also"] if also else []), *(["top-5"] if five else []))

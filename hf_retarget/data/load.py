@@ -94,17 +94,6 @@ def load_data(
     )
 
 
-def no_images(labels: Sequence[str] | None, classes: int, preprocess: Preprocess) -> ImageData:
-    """Data without any image, for a port that does without (`--data none`)."""
-    rows = ItemRows([], [], None)
-    train, validation, test = (
-        Split(f"none, {name}", rows, torch.arange(0), torch.arange(0), preprocess)
-        for name in ("train", "validation", "test")
-    )
-    names = tuple(labels) if labels else None
-    return ImageData(NO_DATA, names, classes, train, validation, test, fingerprint=NO_DATA)
-
-
 def _check_unlabelled(rows: Mapping[str, Rows], options: DataOptions, need_labels: bool) -> None:
     if need_labels:
         raise DataError(next(each.unlabelled for each in rows.values() if each.unlabelled))

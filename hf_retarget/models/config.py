@@ -105,6 +105,8 @@ _HARMLESS = frozenset({"pretrained_window_sizes"})
 
 _REPEATED = re.compile(r"(.*_)?(depths?|layers|blocks|stages|repeats?|heads|levels|n_layer|n_head)")
 """Names of what is repeated; of a list, the sum counts."""
+_FAR = re.compile(r".*(theta|window|max_position_embeddings)")
+"""Names of distances within a text, which may be large."""
 
 
 def check_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: str) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def _find_problem(name: str, value: Any, depth: int) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
-        limit = MAX_LAYERS if _REPEATED.fullmatch(name) else MAX_SIZE
+        limit = MAX_LAYERS if _REPEATED.fullmatch(name) else int(MAX_NUMBER) if _FAR.fullmatch(name) else MAX_SIZE
         return f"is {value}, and at most {limit:,} is accepted" if abs(value) > limit else None
     if isinstance(value, float):
         return None if math.isfinite(value) and abs(value) <= MAX_NUMBER else f"is {value}, which is out of range"

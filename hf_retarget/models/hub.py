@@ -216,7 +216,7 @@ class HubModel:
         elif index := self.fetch(INDEX):
             names = shard_names(index)
         elif PICKLE not in self.sizes:
-            raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; give a repository with weights for timm")
+            raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; give a repository with such weights")
         elif not allow_pickle:
             revision = f"@{self.revision}" if self.revision else ""
             raise ModelError(pickle_only(f"{self.repository}{revision}", PICKLE))

@@ -199,9 +199,7 @@ def _find(text: str, how: _Reading) -> _Found:
         return _in_folder(path, text, how)
     if path.is_file():
         return _in_file(path, how)
-    if _looks_like_a_path(text):
-        raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
-    if "/" in text or text.startswith(("hf-hub:", "hf_hub:")):
+    if is_on_hub(text):
         found = how.fetch(text, config=how.arch is None)
         check_pins(found.folder, text, found)
         return _in_folder(found.folder, text, how, found)
@@ -239,7 +237,7 @@ def _read_adapter(folder: Path, where: str, how: _Reading, hub: HubModel | None)
     if (folder / MODEL_CONFIG).is_file():
         raw = read_config(folder / MODEL_CONFIG)
         about = find_library(raw).describe(raw, folder, where)
-    hashes = {path.name: found for path in files if how.headers is None and (found := _hash(path))}
+    hashes = {path.name: found for path in files if how.headers is None and (found := hash_weights(path))}
     weights = read_weights(files[1:], numbers=how.headers is None).weights
     return StoredAdapter(where, read_config(files[0]), weights, about, hashes, hub)
 
@@ -285,7 +283,7 @@ def check_pins(folder: Path, where: str, hub: HubModel | None = None) -> None:
         if name in (RECIPE, GRAPH, PERMUTATION) or not path.is_file():
             continue
         if found is None and not (hub and hub.is_hollow(path)):
-            found = _hash(path)
+            found = hash_weights(path)
         if found not in (None, pinned):
             raise ModelError(
                 f"'{where}' is not what its {PORT} says: the sha256 of {name} begins with {str(found)[:12]}, and with "
@@ -305,6 +303,14 @@ def read_pins(path: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
         raise ModelError(f"'{path}' is damaged: its files are not names with a sha256; restore it, or remove it")
     return {name: each for name, each in files.items() if Path(name).name == name}
+
+
+def is_on_hub(text: str) -> bool:
+    """Whether a reference that is no file or folder is a Hub id, and not a name of timm; a path is an error."""
+    path = Path(text.removeprefix("local-dir:")).expanduser()
+    if _looks_like_a_path(text):
+        raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
+    return "/" in text or text.startswith(("hf-hub:", "hf_hub:"))
 
 
 def _looks_like_a_path(text: str) -> bool:
@@ -356,7 +362,7 @@ def _assemble(reference: str, found: _Found, how: _Reading, num_classes: int | N
         revision=found.hub.commit if found.hub else None,
         hub_id=found.hub.repository if found.hub else None,
         base_models=found.base_models,
-        hashes={path.name: value for path in found.files if how.headers is None and (value := _hash(path))},
+        hashes={path.name: value for path in found.files if how.headers is None and (value := hash_weights(path))},
         notes=stored.notes,
     )
 
@@ -383,7 +389,7 @@ def _checkpoint(about: Description, **facts: Any) -> Checkpoint:
     return Checkpoint(**{**vars(about), "num_classes": about.num_classes or 0}, **facts)
 
 
-def _hash(path: Path) -> str | None:
+def hash_weights(path: Path) -> str | None:
     """The sha256 of a file; in the cache of the Hub, only hashes that were compared with the Hub's count."""
     if not is_cached(path):
         return hash_file(path)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import ModelError
 from hf_retarget.models.hub import HubModel
-from hf_retarget.models.weights import fits
-from hf_retarget.untrusted import parse_json
+from hf_retarget.models.weights import FLOATS, fits, read_header
 
 LINEAGE, DRIFTED, INDEPENDENT = "same lineage", "drifted", "independent"
 
@@ -31,8 +29,6 @@ pairs, with the head refitted. Beyond, the more the bases have drifted apart, th
 SAMPLE_BYTES = 4 << 20
 """What is read of a model, at most, to tell how it is related to another before anything is downloaded."""
 _SAMPLES = 8  # tensors of which a part is read, each with a request of its own
-
-_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def list_backbone(model: nn.Module, head: Iterable[str]) -> list[str]:
@@ -93,34 +89,36 @@ def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]
     return found if tuned else replace(found, drift=None, length=None, to_new=None)
 
 
-def sample_weights(files: Iterable[Path], hub: HubModel | None) -> dict[str, Tensor]:
+def sample_weights(
+    files: Iterable[Path], hub: HubModel | None, among: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """The first numbers of some tensors, evenly spaced by name; those of files that are hollow come from the Hub.
 
-    Which tensors are read depends on names and shapes alone, so that models of one architecture have the same.
+    Which tensors are read depends on names and shapes alone, so that models of one architecture have the same; of
+    models that differ in some tensors, name those `among` which to choose.
     """
     found: dict[str, tuple[Path, str, int, int]] = {}
     begins: dict[Path, int] = {}
     for path in files:
-        for name, entry in _read_header(path).items():
-            kind, shape = entry.get("dtype"), entry.get("shape", ())
-            if name != "__metadata__" and kind in _TYPES and len(shape) > 1:
-                found[name] = (path, kind, int(entry["data_offsets"][0]), math.prod(shape))
+        for name, entry in read_header(path)[0].items() if path.suffix == ".safetensors" else ():
+            if entry["dtype"] in FLOATS and len(entry["shape"]) > 1 and (among is None or name in among):
+                found[name] = (path, entry["dtype"], int(entry["data_offsets"][0]), math.prod(entry["shape"]))
     names = sorted(found)
     sample = {}
     for name in names[:: max(1, -(-len(names) // _SAMPLES))]:
         path, kind, offset, count = found[name]
         if path not in begins:
             begins[path] = 8 + int(struct.unpack("<Q", _read_bytes(path, 0, 8, hub))[0])
-        length = min(count, SAMPLE_BYTES // 4 // _SAMPLES) * _TYPES[kind].itemsize
+        length = min(count, SAMPLE_BYTES // 4 // _SAMPLES) * FLOATS[kind].itemsize
         raw = _read_bytes(path, begins[path] + offset, length, hub)
-        sample[name] = torch.frombuffer(bytearray(raw), dtype=_TYPES[kind]).float()
+        sample[name] = torch.frombuffer(bytearray(raw), dtype=FLOATS[kind]).float()
     return sample
 
 
 def read_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors in some safetensors files, by their headers."""
-    entries = (each for path in files for each in _read_header(path).items())
-    return {name: tuple(entry["shape"]) for name, entry in entries if name != "__metadata__"}
+    entries = (each for path in files for each in read_header(path)[0].items())
+    return {name: tuple(entry["shape"]) for name, entry in entries}
 
 
 def _read_bytes(path: Path, start: int, length: int, hub: HubModel | None) -> bytes:
@@ -133,12 +131,3 @@ def _read_bytes(path: Path, start: int, length: int, hub: HubModel | None) -> by
     if len(raw) < length:
         raise ModelError(f"'{path.name}' is cut off")
     return raw
-
-
-def _read_header(path: Path) -> dict[str, Any]:
-    if path.suffix != ".safetensors":
-        return {}
-    with path.open("rb") as file:
-        length = struct.unpack("<Q", file.read(8))[0]
-        header = parse_json(file.read(length).decode())
-    return header if isinstance(header, dict) else {}

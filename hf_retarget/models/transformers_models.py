@@ -1,4 +1,4 @@
-"""transformers' image classifiers: read from their config.json, built, and saved by transformers itself.
+"""transformers' models: image classifiers are read, built and saved by transformers itself, language models read.
 
 Names in memory and names in files differ from version to version; the conversion, both ways, is the library's own.
 Code in a repository is never run.
@@ -9,20 +9,28 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import move_durably, write_json
-from hf_retarget.models.config import Description, check_images, check_value, read_config, read_labels
-from hf_retarget.models.weights import most_common_dtype, seeded
+from hf_retarget.models.config import (
+    Description,
+    bounded_build,
+    check_images,
+    check_value,
+    read_config,
+    read_labels,
+)
+from hf_retarget.models.weights import INDEX, SAFE, most_common_dtype, seeded
 
 PREPROCESSOR = "preprocessor_config.json"
 _PROCESSOR = "preprocessor"
@@ -70,18 +78,11 @@ class TransformersLibrary:
             own = " with code of its own, which is not run" if "auto_map" in raw else ""
             raise ModelError(
                 f"'{where}' holds a transformers model of type '{kind}'{own}; "
-                "it is none of transformers' image classifiers, and only those can be ported"
+                "it is none of transformers' image classifiers, and any other model can only be ported with --data none"
             )
         # A base may come without a classifier, as ViTModel: it is read as a classifier of no classes.
         headed = name in names
-        try:
-            with _quiet():
-                known = transformers.CONFIG_MAPPING[kind]
-                config = known.from_dict({**_keep_fields(raw, known, where), **({} if headed else {"num_labels": 0})})
-        except ModelError:
-            raise
-        except Exception as error:  # whatever the configuration's own checks raise
-            raise ModelError(f"config.json in '{where}' is no configuration of '{kind}': {error}") from error
+        config = _read_configuration(raw, transformers.CONFIG_MAPPING[kind], where, {} if headed else {"num_labels": 0})
         processor = read_config(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
         images = check_images(_read_images(config, processor), where, PREPROCESSOR)
         images |= {_PROCESSOR: processor} if processor else {}
@@ -152,6 +153,70 @@ class TransformersLibrary:
                 move_durably(path, folder / path.name)
         if processor := compose_processor(about.config.get(_PROCESSOR), about.config):
             write_json(folder / PREPROCESSOR, processor)
+
+
+def load_language_model(
+    raw: Mapping[str, Any], files: Iterable[Path], where: str, dtype: torch.dtype, numbers: int
+) -> nn.Module:
+    """A language model in evaluation mode, from its config.json and its safetensors files alone.
+
+    Nothing else in their folder is seen: no adapter, no pickle, no code. `numbers` are those of the weights, which the
+    configuration may not exceed by far.
+    """
+    config = read_language_config(raw, where)
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    load: Any = AutoModelForCausalLM.from_pretrained
+    with torch.device("meta"), bounded_build(where, 10**8 + 4 * numbers), _quiet():
+        AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place, _quiet():
+        first, *others = (path.absolute() for path in files)
+        for path in (first, *others, first.with_name(INDEX)) if others else (first,):
+            (Path(place) / (path.name if others else SAFE)).symlink_to(path)
+        try:
+            model, report = load(
+                place,
+                config=config,
+                generation_config=GenerationConfig(),  # none is looked for
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # whatever transformers raises
+            raise ModelError(
+                f"'{where}' cannot be loaded as a language model: {type(error).__name__}: {error}"
+            ) from error
+    if missing := sorted([*report["missing_keys"], *(each[0] for each in report["mismatched_keys"])]):
+        raise ModelError(f"'{where}' lacks '{missing[0]}', which its architecture has; config.json and weights differ")
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def read_language_config(raw: Mapping[str, Any], where: str) -> Any:
+    """The configuration of a language model; ModelError if a config.json is that of no model that transformers has."""
+    kind = raw.get("model_type")
+    transformers = _import(where, kind)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    if kind not in NAMES:
+        raise ModelError(
+            f"'{where}' holds a model of type '{kind}', which is none of transformers' language models "
+            "(code of its own is never run): texts cannot be read with it; leave out --text"
+        )
+    return _read_configuration(raw, transformers.CONFIG_MAPPING[kind], where)
+
+
+def _read_configuration(raw: Mapping[str, Any], kind: Any, where: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """The configuration of a class, from the entries of a config.json that are harmless."""
+    try:
+        with _quiet():
+            return kind.from_dict({**_keep_fields(raw, kind, where), **(changes or {})})
+    except ModelError:
+        raise
+    except Exception as error:  # whatever the configuration's own checks raise
+        name = raw.get("model_type")
+        raise ModelError(f"config.json in '{where}' is no configuration of '{name}': {error}") from error
 
 
 def _configure(about: Description) -> tuple[Any, Any]:

@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import load_tensors
-from hf_retarget.untrusted import read_json
+from hf_retarget.untrusted import parse_json, read_json
 
 SAFE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
 PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", *PICKLES)
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The numbers that can be added, by their names in safetensors; 8-bit floats count only with their scales."""
 
 _AVERAGED = ("state_dict_ema", "model_ema")
 _WRAPPERS = (*_AVERAGED, "state_dict", "model", "model_state_dict")
@@ -106,7 +109,7 @@ def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> lis
     if (folder / SAFE).is_file():
         return [folder / SAFE]
     if (folder / INDEX).is_file():
-        return [folder / name for name in shard_names(folder / INDEX)]
+        return _find_shards(folder / INDEX)
     safe = sorted(folder.glob("*.safetensors"))
     pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLES)
     if len(safe) == 1:
@@ -150,6 +153,43 @@ def shard_names(index: Path) -> list[str]:
     return names
 
 
+def _find_shards(index: Path) -> list[Path]:
+    """The shards of an index, if all are there and hold the tensors that it says."""
+    files, placed = [index.parent / name for name in shard_names(index)], read_json(index)["weight_map"]
+    for path in files:
+        if not path.is_file():
+            raise ModelError(
+                f"'{index.parent}' lacks '{path.name}', which its {INDEX} names; copy or download it again"
+            )
+        named = {name for name, file in placed.items() if file == path.name}
+        if differing := sorted(named.symmetric_difference(read_header(path)[0])):
+            where = "the index" if differing[0] in named else "the shard"
+            raise ModelError(
+                f"'{index}' and '{path.name}' disagree: '{differing[0]}' is only in {where}; "
+                "copy or download all of them again, from one commit"
+            )
+    return files
+
+
+def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """`dtype`, `shape` and `data_offsets` of each tensor in a safetensors file, and where their bytes begin."""
+    try:
+        with safe_open(str(path), "pt"):  # checks that the file is whole, and that its header fits
+            pass
+        with path.open("rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            header = parse_json(file.read(length).decode())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise not_whole(path, error) from error
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def not_whole(path: Path, error: Exception) -> ModelError:
+    """The error for a file that safetensors cannot read."""
+    return ModelError(f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again")
+
+
 def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: bool = True) -> Stored:
     """All tensors of some files, in the dtypes they are stored in; without `numbers`, on the meta device."""
     stored, weights = Stored({}), dict[str, Tensor]()
@@ -160,9 +200,7 @@ def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: 
         try:
             stored = Stored(load_tensors(path)[0]) if safe else _read_pickle(path, allow_pickle)
         except OSError as error:
-            raise ModelError(
-                f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again"
-            ) from error
+            raise not_whole(path, error) from error
         if (numbers or not safe) and (broken := find_not_finite(stored.weights)):
             raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite numbers; the model was saved when broken")
         weights |= stored.weights if numbers else without_numbers(stored.weights)

@@ -306,9 +306,9 @@ def plan(
     check_arguments("plan", options, PortArguments)
     run, given = Run(**pick(options, Run)), Given(**pick(options, Given))
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
+    if chosen.data.reference == NO_DATA and isinstance(images, str):
+        raise PortError("a port without images costs little more than reading the models; leave out --dry-run")
     inputs = load_inputs((src_base, src_ft, new_base), images, given.complete(chosen), run, given)
-    if not inputs.has_images:
-        raise PortError("a port without images costs nothing but loading the models; leave out --dry-run")
     contest = Contest(inputs, run, Workplace(None))
     if given.permutation is not None:
         _ = contest.given_permutation  # an error if it does not fit

@@ -163,9 +163,9 @@ class Contest:
             Evidence(
                 inputs.relation,
                 inputs.head_tuned,
-                count_classes(inputs.data) if inputs.has_images and not says_itself else None,
+                None if says_itself else count_classes(inputs.data),
                 inputs.labels,
-                self.tuned_score if inputs.has_images else None,
+                self.tuned_score,
                 labelled=not says_itself,
                 tests=tests,
             )

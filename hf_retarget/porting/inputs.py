@@ -24,10 +24,9 @@ from hf_retarget.data import (
     choose_preprocess,
     load_data,
 )
-from hf_retarget.data.load import NO_DATA, no_images
+from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError
-from hf_retarget.evaluation.batchnorm import has_batchnorm
 from hf_retarget.files import hash_file, hash_tensors, load_tensors
 from hf_retarget.graph import PermutationGraph, pin_tables
 from hf_retarget.graph.cache import keep_graph, recall_graph
@@ -85,6 +84,10 @@ class Given:
     """Whether closed-form heads are fitted on its training images, too."""
     force_base: bool = False
     """Whether a tuned model that is an adapter may name another base than the old base."""
+    text: str | Path | None = None
+    """Texts that the fine-tuning of a language model was for."""
+    force_relation: bool = False
+    """Whether a fine-tuning is added without images even between independent bases."""
 
     def complete(self, recipe: Recipe) -> Recipe:
         """The recipe that uses what is given; what it needs and does not have is an error.
@@ -94,6 +97,10 @@ class Given:
             'given'
         """
         changes = {}
+        if recipe.data.reference != NO_DATA and (self.text is not None or self.force_relation):
+            raise PortError(
+                "--text and --force-relation are for models that are ported without images; say --data none, too"
+            )
         if self.initial_head is not None and recipe.port.head == "auto":
             changes["port.head"] = "given"
         if self.checkpoints is not None:
@@ -140,11 +147,6 @@ class Inputs:
     tuned_target: Checkpoint | None = None
     also: ImageData | None = None
     """The second set of images."""
-
-    @property
-    def has_images(self) -> bool:
-        """Whether there is anything to choose, match and score on."""
-        return self.data.name != NO_DATA
 
     @property
     def classes(self) -> int:
@@ -281,15 +283,10 @@ def load_inputs(
         _check_real(source, tuned, real)
     with run.stage("loading", "loading the data"):
         preprocess = choose_preprocess(tuned, recipe.data.image_size, run.preprocess)
-        if recipe.data.reference == NO_DATA and isinstance(images, str):
-            data = no_images(tuned.labels, tuned.num_classes, preprocess)
-        else:
-            data = load_data(
-                images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False
-            )
+        data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False)
         preprocess = data.train.preprocess
         check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
-        if not len(data.validation) and data.name != NO_DATA:
+        if not len(data.validation):
             raise DataError(
                 "a port chooses its best step on validation images, and there are none; set data.validation"
             )
@@ -306,8 +303,6 @@ def load_inputs(
         model.load_state_dict(heads.target)
         check_shapes(model, preprocess.input_size, tuned.num_classes)
         check_adapter(model, recipe.port, comparison.head, preprocess.input_size)
-        if data.name == NO_DATA:
-            _check_blind(model, relation, recipe, given)
     return Inputs(
         source, tuned, target, comparison, heads, data, preprocess, model, recipe, relation, given, real, also
     )
@@ -342,34 +337,25 @@ def _load_also(
     return replace(found, test=replace(found.test, name=f"{found.test.name} (also)"))
 
 
-def _check_blind(model: nn.Module, relation: RelationFacts, recipe: Recipe, given: Given) -> None:
-    """Refuse a port without images where it could not be right."""
-    needed = "some images are needed (labels are not): name them with --data"
-    if relation.word == INDEPENDENT:
-        raise PortError(f"without images, nothing can be matched, and these bases are {relation.sentence}; {needed}")
-    if has_batchnorm(model):
-        raise PortError(f"the statistics of its BatchNorm layers have to be estimated again; {needed}")
-    tuning = recipe.finetune.steps or recipe.finetune.epochs
-    if recipe.port.method not in ("auto", "naive") or tuning or given.permutation is not None:
-        raise PortError(f"only a naive port (--method auto or naive) does without images; {needed}")
-    if recipe.port.targets in ("teacher", "both"):
-        raise PortError(f"without images, there is nothing to aim at, so --targets has no meaning; {needed}")
-
-
 def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions) -> Heads:
     """The old base moved only part of the way to the new one, which then stands for the new base."""
-    if options.alpha is not None:
-        raise PortError("--update and --alpha are two dials of one line; give one of them")
-    if relation.word == INDEPENDENT:
-        raise PortError(
-            f"there is nothing between independent bases, so --update {options.update:g} has no meaning "
-            f"({relation.sentence}); leave it out"
-        )
+    check_update(options, relation)
     moved = {
         name: torch.lerp(old, new, options.update) if (new := heads.target[name]).is_floating_point() else new
         for name, old in heads.source.items()
     }
     return replace(heads, target=moved)
+
+
+def check_update(options: PortOptions, relation: RelationFacts) -> None:
+    """Refuse a part of an update (`--update`) that has no meaning."""
+    if options.update < 1 and options.alpha is not None:
+        raise PortError("--update and --alpha are two dials of one line; give one of them")
+    if options.update < 1 and relation.word == INDEPENDENT:
+        raise PortError(
+            f"there is nothing between independent bases, so --update {options.update:g} has no meaning "
+            f"({relation.sentence}); leave it out"
+        )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_retarget.contenders import choose_contenders
+from hf_retarget.data.load import NO_DATA
 from hf_retarget.errors import PortError
 from hf_retarget.files import hash_tensors
 from hf_retarget.graph import Permutation
@@ -19,6 +20,7 @@ from hf_retarget.porting.contest import Contest
 from hf_retarget.porting.inputs import Checkpoints, Given, Reference, load_inputs
 from hf_retarget.porting.result import PortResult, make_result
 from hf_retarget.porting.resume import ENVIRONMENT, PlaceArguments, Workplace
+from hf_retarget.porting.streamed import StreamedPort, port_streamed
 from hf_retarget.recipe import Recipe, finish_recipe
 from hf_retarget.run import Run, RunArguments, check_arguments, describe_environment, pick
 
@@ -41,6 +43,8 @@ class PortArguments(RunArguments, PlaceArguments, total=False):
     also_data_fit: bool
     force_base: bool
     dtype: str | None
+    text: str | Path | None
+    force_relation: bool
 
 
 def port(
@@ -52,14 +56,14 @@ def port(
     recipe: Recipe | str | Path | None = None,
     out: str | Path | None = None,
     **options: Unpack[PortArguments],
-) -> PortResult:
+) -> PortResult | StreamedPort:
     """Move a fine-tuning (from `src_base` to `src_ft`) to a new base, and measure whether that was worth it.
 
     Models are references (timm name, Hub id, folder, file with `arch`) or modules; `src_ft` may be a PEFT adapter of
-    `src_base`. `data` is the name of a recipe, a reference, a dataset, or "none": between related bases without
-    BatchNorm, the fine-tuning is then added unscored.
-    With `out`, the result is saved there, all at once, and a run that was killed continues with `resume=True`; without,
-    nothing is written. Further options:
+    `src_base`. `data` is the name of a recipe, a reference, a dataset, or "none": the fine-tuning of any model is then
+    added between related bases without BatchNorm, file by file, and the result is a `StreamedPort`. With `out`, the
+    result is saved there, all at once, and a run that was killed continues with `resume=True`; without, nothing is
+    written. Further options:
 
     - `overrides` changes single fields of the recipe (`{"port.steps": 15}`), `preset` chooses one of its presets.
     - `permutation`: one that was found before (also the folder of a port); no gradients are taken.
@@ -69,6 +73,8 @@ def port(
       `also_data_fit`: closed-form heads are fitted on its training images, too.
     - `force_base`: use an adapter that names another base than `src_base`.
     - `gradient_cache`: a folder that keeps gradients of the old side for ports to other bases.
+    - `text`: with data "none", a file of texts that tells how much of a language model's fine-tuning was kept;
+      `force_relation`: add it even between independent bases.
     - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
     - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`: where and how it runs.
     - `quiet=True`: show no progress, which a terminal and a notebook show otherwise. `progress`: what shows it.
@@ -79,6 +85,8 @@ def port(
     chosen = given.complete(chosen)
     _ = run.accelerator  # before the lock: among several processes only the first holds it
     place = port_place(out, **pick(options, PlaceArguments))
+    if chosen.data.reference == NO_DATA and isinstance(images, str):
+        return port_streamed((src_base, src_ft, new_base), chosen, run, given, place, options.get("dtype"))
     with place.held():
         inputs = load_inputs((src_base, src_ft, new_base), images, chosen, run, given)
         contest = Contest(inputs, run, place)
@@ -86,7 +94,7 @@ def port(
         contest.refuse_nonsense()
         place.begin(key, run)
         _introduce(contest)
-        for contender, role in choose_contenders(given.asked(chosen)) if inputs.has_images else ():
+        for contender, role in choose_contenders(given.asked(chosen)):
             contest.enter(contender, role)  # made, chosen on validation images, scored on test images
         bases = {"src_base": src_base, "src_ft": src_ft, "new_base": new_base}
         result = make_result(contest, dtype, key).advised(out or "ported", {**options, **bases})

@@ -32,7 +32,6 @@ from hf_retarget.document import (
     PortDocument,
     ScoreFigures,
     StepFigures,
-    describe_result,
     parse_document,
 )
 from hf_retarget.errors import PortError
@@ -55,6 +54,7 @@ from hf_retarget.publish.card import write_port_card
 from hf_retarget.publish.contents import identify, shorten_all, shorten_command, shorten_path
 from hf_retarget.recipe import Recipe
 from hf_retarget.report import compose_report
+from hf_retarget.report.report import describe_result
 from hf_retarget.run import Run, in_main_process, list_versions, peak_memory
 from hf_retarget.untrusted import parse_json
 from hf_retarget.words import percent
@@ -68,10 +68,6 @@ KINDS = ("only ours", "only theirs", "neither", "both")
 _SIDE = 112  # pixels of a thumbnail, at most
 _SMALL = 4096  # bytes up to which a thumbnail is kept exactly
 _MOST_FLIPPED = 1000
-_NOT_SCORED = (
-    "Not scored: there were no images, so the fine-tuning was added to the new base as it is, by a factor of {:g}; "
-    "hf-retarget evaluate tells how good it is."
-)
 _RULE = "as many of each kind as there are, up to a share; within a kind drawn at random with the seed of the port"
 
 
@@ -177,8 +173,6 @@ class PortResult:
 
     def _write_report(self, folder: Path) -> None:
         """Write report.html and figures/. What cannot be drawn is named there; the model does not suffer."""
-        if not self.document.contenders:
-            return
         try:
             report = compose_report(self.document, self.thumbnails, self._draw_graph())
         except Exception as error:  # whatever it is: hours of work are worth more than a page about them
@@ -204,11 +198,11 @@ class PortResult:
 
 def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]) -> PortResult:
     """Choose, judge, and put everything together."""
-    samples, thumbnails = draw_samples(contest) if contest.entries else ({}, {})
-    weights = contest.result.made.weights if contest.inputs.has_images else add_blindly(contest.inputs)
+    samples, thumbnails = draw_samples(contest)
+    weights = contest.result.made.weights
     adapter = make_adapter(contest, weights, dtype) if contest.recipe.port.save_as == "lora" else None
     contest.scorer.load(weights)
-    best = contest.winner.made.best if contest.entries else None
+    best = contest.winner.made.best
     return PortResult(
         model=contest.scorer.model.cpu().eval(),
         weights=weights,
@@ -230,22 +224,9 @@ def make_adapter(contest: Contest, weights: dict[str, Tensor], dtype: torch.dtyp
         about = (inputs.model, inputs.comparison.head, recipe.port, inputs.preprocess.input_size, dtype)
         made = compose_adapter(inputs.target, weights, *about)
         loaded = made.load(inputs.target.build(inputs.classes))
-    if not inputs.has_images:
-        return made
     score = Scorer(loaded, inputs.data, inputs.classes, recipe.port, run).score(inputs.data.test)
     figures, lead = _describe_score(score, False), measure_lead(score, contest.result.test)
     return replace(made, facts=replace(made.facts, test=figures, lead=lead))
-
-
-def add_blindly(inputs: Inputs) -> dict[str, Tensor]:
-    """The new base plus the fine-tuning as it is, where there are no images to choose anything on."""
-    delta, factor = inputs.trajectory.delta(inputs.trajectory.steps), inputs.recipe.port.alpha or 1.0
-    moved = {name: inputs.heads.target[name] + factor * each for name, each in delta.items()}
-    inputs.model.load_state_dict(inputs.heads.target)
-    with torch.no_grad():
-        for name, parameter in inputs.model.named_parameters():  # tied ones once: both names get the new value
-            parameter.copy_(moved[name])
-    return {name: tensor.detach().clone() for name, tensor in inputs.model.state_dict().items()}
 
 
 def publish_recipe(recipe: Recipe, path: Path) -> None:
@@ -267,14 +248,12 @@ def compose_document(
     contest: Contest, samples: dict[str, Any], key: dict[str, Any], adapter: AdapterFacts | None = None
 ) -> PortDocument:
     """Everything that is known about a finished port."""
-    inputs, run, winner = contest.inputs, contest.run, contest.winner if contest.inputs.has_images else None
-    best, versions, given = winner.made.best if winner else None, list_versions(), inputs.given.permutation
-    data, unmatched = inputs.data, find_unmatched(contest.entries, winner) if winner else None
+    inputs, run, winner = contest.inputs, contest.run, contest.winner
+    best, given = winner.made.best, inputs.given.permutation
+    data, unmatched = inputs.data, find_unmatched(contest.entries, winner)
     document = PortDocument(
-        format=FORMAT,
-        version=versions["hf-retarget"],
-        verdict=contest.judge() if winner else _NOT_SCORED.format(inputs.recipe.port.alpha or 1),
-        winner=winner.contender.name if winner else "",
+        verdict=contest.judge(),
+        winner=winner.contender.name,
         contenders=tuple(_describe_entry(each, contest) for each in contest.entries),
         steps_planned=inputs.trajectory.steps,
         models=_describe_models(inputs),
@@ -288,7 +267,7 @@ def compose_document(
         ),
         relation=inputs.relation,
         gates=contest.look_at_gates(),
-        matching_lead=measure_lead(winner.test, unmatched.test) if winner and unmatched else None,
+        matching_lead=measure_lead(winner.test, unmatched.test) if unmatched else None,
         targets=contest.targets,
         labelled=data.labelled,
         flipped=_list_flipped(contest),
@@ -296,21 +275,35 @@ def compose_document(
         batchnorm=best.batchnorm if best else {},
         adapter=adapter,
         samples=samples,
-        device={
+        notes=(*inputs.comparison.notes, *data.notes, *data.broken_notes, *contest.notes, *_warn_of_seen(contest)),
+        run=key,
+        **describe_course(run),
+    )
+    return publish_document(document)
+
+
+def describe_course(run: Run) -> dict[str, Any]:
+    """What a document says about how it was made."""
+    versions = list_versions()
+    return {
+        "format": FORMAT,
+        "version": versions["hf-retarget"],
+        "device": {
             "type": run.accelerator.device.type,
             "precision": run.precision,
             "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
         },
-        notes=(*inputs.comparison.notes, *data.notes, *data.broken_notes, *contest.notes, *_warn_of_seen(contest)),
-        seconds={name: round(value, 3) for name, value in run.clock.seconds.items()},
-        memory=dict(run.clock.memory),
-        peak_memory=peak_memory(),
-        command=run.command,
-        versions=versions,
-        run=key,
-    )
-    # As it comes back from a file, and without the paths of this machine: it may be published.
+        "seconds": {name: round(value, 3) for name, value in run.clock.seconds.items()},
+        "memory": dict(run.clock.memory),
+        "peak_memory": peak_memory(),
+        "command": run.command,
+        "versions": versions,
+    }
+
+
+def publish_document(document: PortDocument) -> PortDocument:
+    """A document as it comes back from a file, and without the paths of this machine: it may be published."""
     return parse_document(shorten_all(parse_json(to_json(document.to_json()))))
 
 

@@ -39,6 +39,7 @@ LICENCES = frozenset(_LICENCES.split())
 """The names that the Hub accepts, apart from `unknown`."""
 
 _TASK = "image-classification"
+_TEXT = "text-generation"
 _LOCAL = "FOLDER"
 _EXAMPLES = {
     "timm": f"""
@@ -56,8 +57,14 @@ from transformers import pipeline
 classify = pipeline("{_TASK}", model="{_LOCAL}")  # SIZE
 print(classify("image.jpg"))
 """,
+    _TEXT: f"""
+from transformers import pipeline
+
+write = pipeline("{_TEXT}", model="{_LOCAL}")
+""",
 }
-"""How each library uses the model; `address_card` puts in the repository, `_show_use` the images."""
+"""How each library uses the model, or one for this task; `address_card` puts in the repository, `_show_use` the
+images."""
 _MOST_LABELS = 100
 
 
@@ -78,7 +85,7 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
         "port_card.md.jinja",
         rows,
         metadata=_describe(target, data, recipe, bases, score, kind),
-        example=_write_example(document, library),
+        example=_write_example(document, {_TEXT: _TEXT, _TASK: library}.get(_choose_task(target, data) or "", "")),
         curve=curve,
         base=target,
         models=models,
@@ -87,6 +94,8 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
         recipe=recipe,
         verdict=document.verdict,
         facts=_list_facts(document),
+        text=document.text,
+        losses=[(SIDES.get(side, side), loss) for side, loss in document.text.losses.items()] if document.text else [],
         measure="top-1" if document.labelled else "agreement with the tuned model",
         also=f"top-1, {document.also.name}" if document.also else "",
         command=document.command,
@@ -109,6 +118,7 @@ def write_tuned_card(document: Document, *, library: str = "timm", curve: str | 
         recipe=recipe,
         verdict="",
         facts=(),
+        text=None,
         measure="top-1" if labelled else "agreement with the teacher",
         also="",
         command=document["command"],
@@ -280,15 +290,23 @@ def _describe(
         **({"base_model": known, "base_model_relation": relation} if known else {}),
         **({"datasets": [data["name"]]} if data["revision"] else {}),
     }
+    task = _choose_task(base, data)
     metadata = ModelCardData(
         library_name=library,
-        pipeline_tag=_TASK,
-        tags=list(dict.fromkeys([library, _TASK, "hf-retarget"])),
-        model_name=f"{base['architecture']} on {data['name']}",
+        pipeline_tag=task,
+        tags=list(dict.fromkeys([library, *([task] if task else []), "hf-retarget"])),
+        model_name=f"{base['architecture']} on {data['name']}" if data["images"] else base["architecture"],
         eval_results=results,
         **entries,
     )
     return str(metadata.to_yaml())
+
+
+def _choose_task(base: Document, data: Document) -> str | None:
+    """What the Hub calls what a model does, if its architecture tells."""
+    if base["architecture"].endswith(("ForCausalLM", "LMHeadModel")):
+        return _TEXT
+    return _TASK if data["images"] or data["classes"] else None
 
 
 _templates = Environment(

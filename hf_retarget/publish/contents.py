@@ -21,6 +21,7 @@ from hf_retarget.names import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CARD,
+    COMPANIONS,
     FINETUNE,
     GRAPH,
     INITIAL_HEAD,
@@ -35,7 +36,7 @@ from hf_retarget.untrusted import parse_json, parse_yaml, read_json
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
 
 KNOWN = (
-    *(MODEL_CONFIG, "preprocessor_config.json", WEIGHTS, INDEX, SHARDS, ADAPTER_CONFIG, ADAPTER_WEIGHTS),
+    *(MODEL_CONFIG, WEIGHTS, INDEX, SHARDS, ADAPTER_CONFIG, ADAPTER_WEIGHTS, *COMPANIONS),
     *(CARD, PORT, FINETUNE, RECIPE, REPORT, PERMUTATION, INITIAL_HEAD, GRAPH),
     *("figures/*.png", "figures/*.svg", "plane/plane.*"),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_retarget.advice import compare_times
 from hf_retarget.contenders import PORT
-from hf_retarget.document import PortDocument, describe_flips, describe_result
+from hf_retarget.document import ContenderFigures, PortDocument
 from hf_retarget.files import write_text
 from hf_retarget.names import SIDES
 from hf_retarget.report import classes, figures
@@ -95,6 +95,40 @@ def compose_report(
     return Report(html, tuple(chart for chart in charts.values() if chart), graph, tuple(problems))
 
 
+def compose_summary(document: PortDocument) -> str:
+    """The page of a port for which nothing was scored on images."""
+    mark, verdict, kind = split_verdict(document.verdict)
+    text = document.text
+    return render(
+        "summary.html",
+        title=f"{document.models['target'].architecture}: a fine-tuning, added to a new base",
+        document=document,
+        mark=mark,
+        verdict=verdict,
+        kind=kind,
+        losses=[(SIDES.get(side, side), number(loss, 4)) for side, loss in text.losses.items()] if text else [],
+        inputs=list_inputs(document),
+        options=_flatten(document.recipe, ""),
+    )
+
+
+def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
+    """The label of a contender in a table of results, with what was chosen for it, its best step or its price."""
+    if figures.detail:
+        return f"{figures.row.label} ({figures.detail})"
+    if figures.best_step:
+        planned = f" of {document.steps_planned}" if figures.name == document.winner else ""
+        return f"{figures.row.label} (best step {figures.best_step}{planned})"
+    return (
+        f"{figures.row.label} ({figures.gradients:,} minibatches)" if figures.row.is_alternative else figures.row.label
+    )
+
+
+def describe_flips(figures: ContenderFigures) -> str:
+    """Test images lost and won against the tuned model: `12 / 3`."""
+    return "–" if figures.flips is None else "{:,} / {:,}".format(*figures.flips)
+
+
 # ---- what is no picture: verdict, scores, steps, inputs, options
 
 
@@ -171,13 +205,14 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
         lines += [f"{file} sha256 {value}" for file, value in each.hashes.items()]
         rows.append((SIDES.get(side, side), "\n".join(lines)))
     data, graph, device = document.data, document.graph, document.device
-    images = ", ".join(f"{count:,} {split}" for split, count in data.images.items())
-    told = [data.name, f"{data.classes} classes; images: {images}", data.made, f"fingerprint {data.fingerprint}"]
-    rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
-    rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
+    if data.images:
+        images = ", ".join(f"{count:,} {split}" for split, count in data.images.items())
+        told = [data.name, f"{data.classes} classes; images: {images}", data.made, f"fingerprint {data.fingerprint}"]
+        rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
+        rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
+        rows.append(("aimed at", document.targets))
     if document.relation:
         rows.append(("bases", document.relation.sentence))
-    rows.append(("aimed at", document.targets))
     if document.gates:
         words = {None: "could not be seen", "": "fine"}
         lines = [f"{each.looks_at}: {words.get(each.found, each.found)}" for each in document.gates]

@@ -105,7 +105,7 @@ def test_shards(tmp_path, save):
     assert set(checkpoint.hashes) == set(parts)
     assert all(torch.equal(checkpoint.weights[name], weights[name]) for name in names)
     (tmp_path / "model-2.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"model-2\.safetensors' are missing"):
+    with pytest.raises(ModelError, match=r"lacks 'model-2\.safetensors'"):
         load_checkpoint(tmp_path)
     index["weight_map"][names[0]] = "../outside.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -15,7 +15,7 @@ from loopback_hub.cards import LICENCES as KNOWN
 from loopback_hub.cards import problems_of
 from markdown_it import MarkdownIt
 
-from hf_retarget.document import FORMAT, describe_result, parse_document
+from hf_retarget.document import FORMAT, parse_document
 from hf_retarget.publish.card import (
     LICENCES,
     address_card,
@@ -25,6 +25,7 @@ from hf_retarget.publish.card import (
     write_port_card,
     write_tuned_card,
 )
+from hf_retarget.report.report import describe_result
 
 NASTY = [
     "Äpfel & Öl",

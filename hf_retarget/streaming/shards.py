@@ -1,0 +1,66 @@
+"""The weights of a streamed port: divided into files, each written as its numbers are made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+
+from hf_retarget.errors import PortError
+from hf_retarget.files import atomic_path, write_json
+from hf_retarget.models.weights import FLOATS, INDEX
+from hf_retarget.streaming.repository import Repository
+from hf_retarget.streaming.sums import Sum
+from hf_retarget.words import size
+
+LARGEST = 5_000_000_000
+"""Bytes of a file, at most, unless a single tensor has more; smaller if the files of the new base are."""
+
+
+def plan_shards(sums: Iterable[Sum], like: Repository) -> dict[str, list[Sum]]:
+    """The files of the result, each with its tensors; not larger than the largest of the new base."""
+    known = {each.name: each for each in sums}
+    largest = max(sum(each.size for each in like.tensors.values() if each.path == path) for path in like.files)
+    empty = {name: torch.empty(each.size, dtype=torch.uint8, device="meta") for name, each in known.items()}
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=max(1, min(LARGEST, largest)))
+    return {file: [known[name] for name in names] for file, names in split.filename_to_tensors.items()}
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """PortError if the disk of a folder that is to be made has too little room."""
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    if (free := shutil.disk_usage(place).free) < needed:
+        raise PortError(f"the result takes {size(needed)}, and '{place}' has {size(free)} left; name another folder")
+
+
+def write_shard(path: Path, sums: Iterable[Sum], alpha: float, update: float) -> None:
+    """Write one file, block by block; it is there when it is whole."""
+    ordered = sorted(sums, key=lambda each: (-_width(each), each.name))  # aligned, as safetensors itself writes them
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for each in ordered:
+        header[each.name] = {"dtype": each.kind, "shape": each.shape, "data_offsets": [end, end := end + each.size]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for each in ordered:
+            for block in each.compute(alpha, update):
+                file.write(block.view(torch.uint8).numpy().data)
+
+
+def _width(one: Sum) -> int:
+    return FLOATS[one.kind].itemsize if one.kind in FLOATS else one.size // max(1, one.numbers)
+
+
+def write_index(folder: Path, shards: dict[str, list[Sum]]) -> None:
+    """Write the index of the shards, if there are several."""
+    if len(shards) > 1:
+        places = {each.name: file for file, sums in shards.items() for each in sums}
+        total = sum(each.size for sums in shards.values() for each in sums)
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})

@@ -1,0 +1,381 @@
+"""How each tensor of a streamed port is made from those of three models, and when that makes no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_retarget.document import RelationFacts
+from hf_retarget.errors import ModelError, NotFiniteError, PortError
+from hf_retarget.models.relation import RELATED, measure_relation
+from hf_retarget.models.weights import FLOATS, describe_differences
+from hf_retarget.names import SIDES
+from hf_retarget.streaming.repository import Repository, Stored
+from hf_retarget.words import plural
+
+Sides = Mapping[str, Repository]
+"""source, tuned and target."""
+
+BLOCK = 1 << 21
+"""Numbers of a tensor that are in memory at once, on each side."""
+_SAMPLE, _SAMPLES = 1 << 13, 1 << 22
+"""Numbers that are read of a tensor to see how it is related, and of all tensors together."""
+_NAMED = 8
+"""Tensors or tokens that a note names."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One tensor of the result: numbers that are summed, and after them numbers of one side as they are."""
+
+    name: str
+    kind: str
+    """The type of its numbers, as safetensors calls it."""
+    shape: tuple[int, ...]
+    parts: tuple[Stored | None, Stored | None, Stored | None]
+    """The tensors of the old base, the tuned model and the new base."""
+    common: int
+    """How many numbers are summed."""
+    rest: str = "target"
+    """The side of the others."""
+
+    @property
+    def others(self) -> Stored:
+        """Where the others are."""
+        found = self.parts[tuple(SIDES).index(self.rest)]
+        assert found is not None
+        return found
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it has."""
+        return torch.Size(self.shape).numel()
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self.numbers * FLOATS[self.kind].itemsize if self.kind in FLOATS else self.others.size
+
+    def taken(self, side: str) -> Sum:
+        """The same tensor, but as this side has it."""
+        return replace(self, common=0, rest=side)
+
+    def compute(self, alpha: float, update: float) -> Iterator[Tensor]:
+        """Its numbers in blocks: (1 − update) · old + update · new + alpha · (tuned − old), computed in float32."""
+        if self.kind not in FLOATS:
+            yield self.others.read()
+            return
+        for start in range(0, self.common, BLOCK):
+            count = min(BLOCK, self.common - start)
+            old, tuned, new = (self._widen(each, start, count) for each in self.parts if each)
+            if update < 1:
+                new = torch.lerp(old, new, update)
+            yield self._narrow(new.add_(tuned.sub_(old).mul_(alpha)))
+        for start in range(self.common, self.numbers, BLOCK):
+            yield self._narrow(self._widen(self.others, start, min(BLOCK, self.numbers - start)))
+
+    def _widen(self, stored: Stored, start: int, count: int) -> Tensor:
+        wide = torch.float64 if any(each and each.kind == "F64" for each in self.parts) else torch.float32
+        found = stored.read(start, count).to(wide)
+        if not found.isfinite().all():
+            raise NotFiniteError(
+                f"'{self.name}' in '{stored.path}' holds NaN or infinite numbers; that model is broken"
+            )
+        return found
+
+    def _narrow(self, numbers: Tensor) -> Tensor:
+        found = numbers.to(FLOATS[self.kind])
+        if not found.isfinite().all():
+            raise NotFiniteError(
+                f"'{self.name}' gets numbers up to {float(numbers.abs().max()):.3g}, too large for "
+                f"{FLOATS[self.kind]}; store it with --dtype bfloat16 or float32"
+            )
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All tensors of a result, and what is worth knowing about them."""
+
+    sides: Sides
+    sums: tuple[Sum, ...]
+    notes: tuple[str, ...] = ()
+    rows: int | None = None
+    """Tokens of the result, if it has a vocabulary."""
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The matrices that are summed, which tell how the bases are related."""
+        return tuple(each.name for each in self.sums if each.common and len(each.shape) > 1)
+
+
+# ---- from headers alone
+
+
+def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
+    """Plan a port from the headers of three models; ModelError or PortError says why there can be none."""
+    old, tuned, new = sides.values()
+    for side, each in sides.items():
+        if name := next((name for name in each.tensors if name.endswith("running_mean")), None):
+            raise PortError(
+                f"the {SIDES[side]} has BatchNorm layers ('{name}'), whose statistics have to be estimated again; "
+                "some images are needed (labels are not): name them with --data"
+            )
+    sums, wrong, own, left_out, fixed = [], [], [], [], []
+    names = [*tuned.tensors, *(name for name in new.tensors if name not in tuned.tensors)]
+    for name in names:
+        parts = (_find(old, name, sides), _find(tuned, name, sides), _find(new, name, sides))
+        kind = _choose_kind(parts, new.kind, dtype)
+        if parts[1] is None:
+            if parts[0] is None and parts[2] is not None:  # a table of positions, say
+                fixed.append(name)
+                sums.append(Sum(name, kind, parts[2].shape, parts, 0))
+            else:
+                left_out.append(name)
+        elif parts[0] is None and parts[2] is None:
+            own.append(name)
+            sums.append(Sum(name, kind, parts[1].shape, parts, 0, "tuned"))
+        elif None in parts or (found := _fit(name, kind, parts, sides)) is None:
+            wrong.append(name)
+        else:
+            sums.append(found)
+    added = sum(each.common for each in sums)
+    if wrong or 2 * added < sum(each.numbers for each in tuned.tensors.values() if each.kind in FLOATS):
+        raise _differ(sides, wrong or own)
+    notes = [f"{_list(own)} of the tuned model, which the bases do not have: taken as they are"] if own else []
+    notes += [f"{_list(fixed)} that only the new base has: stay as they are"] if fixed else []
+    notes += [f"{_list(left_out)} of the bases, which the tuned model does not have: left out"] if left_out else []
+    rows, about = _describe_vocabulary(sides)
+    return Plan(sides, tuple(sums), (*notes, *about), rows)
+
+
+def _find(side: Repository, name: str, sides: Sides) -> Stored | None:
+    """The tensor of this name; where an output layer is tied to the embeddings and not stored, the embeddings."""
+    if name in side.tensors or len(side.tables) != 1:
+        return side.tensors.get(name)
+    is_table = any(name in each.tables for each in sides.values())
+    return side.tensors[side.tables[0]] if is_table else None
+
+
+def _choose_kind(parts: Iterable[Stored | None], usual: str, dtype: str | None) -> str:
+    """As the new base stores it, or as asked; what is no floating-point number stays what it is."""
+    *_, tuned, new = parts
+    stored = new or tuned
+    if stored is None or stored.kind not in FLOATS:
+        return stored.kind if stored else usual
+    return kind_of(dtype) if dtype else stored.kind if new else usual
+
+
+def kind_of(dtype: str) -> str:
+    """What safetensors calls a type of torch.
+
+    Example:
+        >>> kind_of("bfloat16")
+        'BF16'
+    """
+    return next(kind for kind, each in FLOATS.items() if str(each) == f"torch.{dtype}")
+
+
+def _fit(name: str, kind: str, parts: tuple[Stored | None, ...], sides: Sides) -> Sum | None:
+    """A tensor that all three have; None if their shapes do not allow any sum."""
+    old, tuned, new = (each for each in parts if each)
+    whole = (old, tuned, new)
+    if old.shape == tuned.shape == new.shape:
+        return Sum(name, kind, new.shape, whole, new.numbers if kind in FLOATS else 0)
+    if not old.shape[1:] == tuned.shape[1:] == new.shape[1:] or not (old.shape and tuned.shape and new.shape):
+        return None
+    sizes = [each.vocabulary for each in sides.values()]
+    if [each.shape[0] for each in whole] == sizes:
+        rows, common, rest = fit_rows(*(each.shape[0] for each in whole))
+        row = new.numbers // max(1, new.shape[0])
+        return Sum(name, kind, (rows, *new.shape[1:]), whole, common * row, rest)
+    is_head = tuned.shape[0] == sides["tuned"].classes  # for other classes than the bases'
+    return Sum(name, kind, tuned.shape, whole, 0, "tuned") if is_head else None
+
+
+def fit_rows(old: int, tuned: int, new: int) -> tuple[int, int, str]:
+    """Rows of the result's vocabulary, how many of them are summed, and the side of the others.
+
+    Example:
+        >>> fit_rows(100, 102, 100), fit_rows(100, 100, 110), fit_rows(100, 90, 100)
+        ((102, 100, 'tuned'), (110, 100, 'target'), (100, 90, 'target'))
+    """
+    if tuned > old != new:
+        raise ModelError(
+            f"both the tuned model and the new base have another vocabulary than the old base ({tuned:,} and {new:,} "
+            f"tokens, not {old:,}): the tuned model's new rows have no place; port to a base with {old:,}"
+        )
+    return (tuned, old, "tuned") if tuned > old else (new, min(old, tuned, new), "target")
+
+
+def _differ(sides: Sides, names: list[str]) -> ModelError:
+    def describe(side: Repository) -> dict[str, Tensor]:
+        return {name: torch.empty(side.tensors[name].shape, device="meta") for name in names if name in side.tensors}
+
+    tuned, new = describe(sides["tuned"]), describe(sides["target"])
+    side = "target" if (words := describe_differences(new, tuned)) else "source"
+    words = words or describe_differences(describe(sides["source"]), tuned)
+    return ModelError(
+        f"the tuned model '{sides['tuned'].reference}' and the {SIDES[side]} '{sides[side].reference}' differ: in the "
+        f"{SIDES[side]}, {words}. A port needs one architecture on all three sides"
+    )
+
+
+def _describe_vocabulary(sides: Sides) -> tuple[int | None, list[str]]:
+    """Tokens of the result, and notes about rows that are not summed; ModelError if a row is another token."""
+    sizes = [each.vocabulary for each in sides.values() if each.tables and each.vocabulary]
+    if len(sizes) < len(sides):
+        return None, []
+    rows, common, rest = fit_rows(*sizes)
+    known = [(SIDES[side], each.tokens(added=False)) for side, each in sides.items() if each.tokenizer]
+    for side, words in known[1:]:
+        first, other = known[0]
+        differing = (row for row, word in other.items() if row < common and words.get(row, word) != word)
+        if (row := next(differing, None)) is not None:
+            raise ModelError(
+                f"token {row} is {other[row]!r} in the {first} and {words[row]!r} in the {side}: "
+                "their vocabularies have another order, and rows of different tokens cannot be added"
+            )
+    if max(sizes) > rows:
+        return rows, [
+            f"{plural(max(sizes) - rows, 'row')} of the vocabulary, which the new base does not have: left out"
+        ]
+    if rows == common:
+        return rows, []
+    words = sides[rest].tokens(added=True)
+    named = [repr(words[row]) for row in range(common, rows) if row in words]
+    more = f": {', '.join(named[:_NAMED])}{' …' if len(named) > _NAMED else ''}" if named else ""
+    plain = f"{plural(rows - common, 'row')} of the vocabulary as the {SIDES[rest]} has them{more}"
+    return rows, [f"{common:,} rows of the vocabulary are summed, {plain}"]
+
+
+def _list(names: list[str]) -> str:
+    return f"{plural(len(names), 'tensor')} ({', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''})"
+
+
+# ---- from a sample of the numbers
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A plan after a look at the numbers."""
+
+    plan: Plan
+    relation: RelationFacts
+    touched: bool
+    """Whether anything was tuned besides the matrices that are summed."""
+
+
+def settle(plan: Plan, *, own_heads: bool) -> Settled:
+    """Look at a sample of all tensors: what cannot be added, what was replaced, and how the bases are related.
+
+    A head of the same size that does not resemble the bases' is one for other classes: it is taken from the tuned
+    model, unless `own_heads` says that heads are summed like all else.
+    """
+    each, classes = max(1, min(_SAMPLE, _SAMPLES // max(1, len(plan.sums)))), plan.sides["tuned"].classes
+    samples: list[dict[str, Tensor]] = [{}, {}, {}]
+    sums, heads, copies, touched = {}, [], [], False
+    for one in plan.sums:
+        sums[one.name] = one
+        if any(part and part.kind not in FLOATS for part in one.parts):
+            _check_untouched(one)
+            sums[one.name] = one if one.rest == "tuned" else one.taken("target")
+        elif one.common and _is_copy(one, plan):
+            copies.append(one.name)
+            del sums[one.name]
+        elif one.common:
+            start, count = max(0, one.common - each) // 2, min(each, one.common)
+            old, tuned, new = (part.read(start, count).double() for part in one.parts if part)
+            touched |= len(one.shape) < 2 and not torch.equal(old, tuned)
+            if len(one.shape) > 1:
+                samples[0][one.name], samples[1][one.name], samples[2][one.name] = old, tuned, new
+                is_head = one.shape[0] == classes and not own_heads
+                heads += [one.name] if is_head and min(_cosine(old, tuned), _cosine(old, new)) < RELATED else []
+    for name in heads:
+        beside = name.rpartition(".")[0]
+        sums |= {each: one.taken("tuned") for each, one in sums.items() if each.rpartition(".")[0] == beside}
+    names = [name for name in samples[0] if name not in heads]
+    relation = measure_relation(samples[0], samples[1], samples[2], names)
+    notes = [f"{_list(heads)} of the tuned model, a head for other classes: taken as they are"] if heads else []
+    notes += (
+        [f"{_list(copies)} of the tuned model, a copy of its embeddings: left out, as they are tied"] if copies else []
+    )
+    touched = touched or any(one.rest == "tuned" for one in sums.values())
+    return Settled(replace(plan, sums=tuple(sums.values()), notes=(*plan.notes, *notes)), relation, touched)
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    lengths = float(one.norm() * other.norm())
+    return float(one @ other) / lengths if lengths else 1.0
+
+
+def _is_copy(one: Sum, plan: Plan) -> bool:
+    """Whether an output layer that the new base does not store is a copy of the embeddings in the tuned model."""
+    tuned, mine = plan.sides["tuned"], one.parts[1]
+    if mine is None or one.name in plan.sides["target"].tensors:
+        return False
+    return any(_same(tuned.tensors[name], mine) for name in tuned.tables if name != one.name)
+
+
+def _check_untouched(one: Sum) -> None:
+    """What is no floating-point number must be as the old base has it; then the new base's is right."""
+    old, tuned, _ = one.parts
+    if old is None or tuned is None or _same(old, tuned):
+        return
+    kinds = {part.kind for part in one.parts if part} - set(FLOATS)
+    raise ModelError(
+        f"'{one.name}' is stored as {' and '.join(sorted(kinds))}, which cannot be added (quantised weights, mostly); "
+        "give the models as they were before, in float32, float16 or bfloat16"
+    )
+
+
+def _same(one: Stored, other: Stored) -> bool:
+    if (one.kind, one.shape) != (other.kind, other.shape):
+        return False
+    count = one.numbers if one.kind in FLOATS else one.size
+    places = ((start, min(BLOCK, count - start)) for start in range(0, count, BLOCK))
+    return all(torch.equal(one.read(*place), other.read(*place)) for place in places)
+
+
+# ---- the configuration
+
+
+_ASIDE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "auto_map", "vocab_size", "text_config")
+"""Entries that do not describe what a fine-tuning changed, or that follow from the weights."""
+
+
+def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
+    """config.json of the result: the new base's, with what the fine-tuning changed in it; and notes on conflicts."""
+    old, tuned, new = (dict(each.config) for each in plan.sides.values())
+    notes = []
+    for name in {**old, **tuned}:
+        if name in _ASIDE or tuned.get(name) == old.get(name) or tuned.get(name) == new.get(name):
+            continue
+        if name in new and new[name] != old.get(name) and name not in _OF_HEADS:
+            notes.append(
+                f"'{name}' in config.json is {tuned.get(name)!r:.60} in the tuned model and {new[name]!r:.60} in the "
+                "new base; the new base's was kept"
+            )
+        elif name in tuned:
+            new[name] = tuned[name]
+        else:
+            new.pop(name, None)
+    if plan.rows is not None:
+        inner = new if "vocab_size" in new else dict(new["text_config"])
+        inner["vocab_size"] = plan.rows
+        new |= {} if inner is new else {"text_config": inner}
+    tables = sum(len(one.shape) == 2 and one.shape[0] == plan.rows for one in plan.sums)
+    if tables > len(plan.sides["target"].tables):
+        new["tie_word_embeddings"] = False
+    for name in ("dtype", "torch_dtype"):
+        if name in new:
+            new[name] = str(FLOATS[kind]).removeprefix("torch.")
+    return new, notes
+
+
+_OF_HEADS = ("id2label", "label2id", "num_labels", "num_classes", "label_names", "label_descriptions", "architectures")
+"""Entries about the head, which is the tuned model's."""

@@ -1,0 +1,151 @@
+"""Whether a port of a language model worked: the loss on texts like those of the fine-tuning, on all four models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from hf_retarget.document import Lead, TextFacts
+from hf_retarget.errors import DataError, ModelError
+from hf_retarget.models.transformers_models import load_language_model
+from hf_retarget.models.weights import FLOATS
+from hf_retarget.names import TOKENIZER
+from hf_retarget.streaming.repository import Repository
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, read_bytes
+from hf_retarget.words import plural
+
+if TYPE_CHECKING:
+    from hf_retarget.run import Run
+
+LONGEST = 512
+"""Tokens of a text that are read."""
+MOST = 1000
+"""Texts of a file that are read."""
+MUCH, LITTLE = 0.5, 0.2
+"""Share of the gain from which a port is called worth it, and below which it is not."""
+
+
+def read_texts(path: str | Path) -> list[str]:
+    """The texts of a file: its lines, or the entries `text` of the lines of a .jsonl file."""
+    try:
+        lines = read_bytes(Path(path).expanduser(), MAX_DOCUMENT_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the texts in '{path}' cannot be read: {error}; give a .txt or .jsonl file in UTF-8"
+        ) from error
+    if str(path).endswith(".jsonl"):
+        lines = [_read_entry(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    texts = [line for line in lines if line.strip()][:MOST]
+    if len(texts) < 2:
+        raise DataError(f"there are fewer than two texts in '{path}'; give a few hundred, one a line")
+    return texts
+
+
+def _read_entry(line: str, number: int, path: str | Path) -> str:
+    try:
+        return str(parse_json(line)["text"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"line {number} of '{path}' is no JSON object with an entry 'text'; correct it") from error
+
+
+def encode_texts(path: str | Path, tokenizer: Repository, most: int) -> list[list[int]]:
+    """The tokens of the texts of a file; all must be below `most`, so that every model knows them."""
+    from tokenizers import Tokenizer
+
+    texts = read_texts(path)
+    if tokenizer.tokenizer is None:
+        raise ModelError(
+            f"--text needs a tokenizer, and '{tokenizer.reference}' has no {TOKENIZER}; save its tokenizer there "
+            "(AutoTokenizer.from_pretrained(…).save_pretrained(…)), or leave out --text"
+        )
+    try:
+        made = Tokenizer.from_str(tokenizer.companions[TOKENIZER].read_text(encoding="utf-8"))
+    except Exception as error:  # the library has no error of its own
+        raise ModelError(f"{TOKENIZER} in '{tokenizer.reference}' cannot be used: {error}") from error
+    made.no_truncation()
+    made.no_padding()
+    pieces = [each.ids[:LONGEST] for each in made.encode_batch(texts)]
+    for number, piece in enumerate(pieces, 1):
+        if beyond := next((each for each in piece if each >= most), None):
+            raise DataError(
+                f"text {number} in '{path}' has the token {made.id_to_token(beyond)!r}, which not all models know, so "
+                "their losses cannot be compared; leave such tokens out"
+            )
+    pieces = [piece for piece in pieces if len(piece) > 1]
+    if len(pieces) < 2:
+        raise DataError(f"fewer than two texts in '{path}' have more than one token; give a few hundred, one a line")
+    return pieces
+
+
+def sum_losses(side: Repository, pieces: Sequence[Sequence[int]], run: Run, who: str) -> list[float]:
+    """The loss of a language model on each text, summed over its tokens."""
+    device = run.accelerator.device
+    with run.stage("loading", f"loading the {who}"):
+        model = load_language_model(
+            side.config,
+            side.files,
+            side.reference,
+            FLOATS[side.kind],
+            sum(each.numbers for each in side.tensors.values()),
+        )
+        model.to(device)
+    losses = []
+    with run.stage("scoring", f"reading texts with the {who}"), torch.inference_mode():
+        for piece in run.progress.track(pieces, f"reading texts with the {who}"):
+            tokens = torch.tensor([piece], device=device)
+            logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+            losses.append(float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum")))
+    return losses
+
+
+def measure_texts(name: str, pieces: Sequence[Sequence[int]], losses: Mapping[str, Sequence[float]]) -> TextFacts:
+    """What became of the fine-tuning's gain, from the losses of `source`, `tuned`, `target` and `port` on each text."""
+    counts = [len(piece) - 1 for piece in pieces]
+    gain = _jackknife(counts, losses, lambda each: each["source"] - each["tuned"])
+    kept, why = None, ""
+    if gain.is_clear and gain.value > 0:
+        kept = _jackknife(
+            counts, losses, lambda e: (e["target"] - e["port"]) / ((e["source"] - e["tuned"]) or math.nan)
+        )
+    else:
+        why = (
+            f"the tuned model is not shown to be better at these texts than the old base (a loss per token lower by "
+            f"{gain.value:.4f} ± {gain.error:.4f}), so there is no share to tell; give more texts, of the kind that it "
+            "was tuned for"
+        )
+    means = {side: sum(each) / sum(counts) for side, each in losses.items()}
+    return TextFacts(name, len(pieces), sum(counts), means, gain, kept, why)
+
+
+def _jackknife(
+    counts: Sequence[int], losses: Mapping[str, Sequence[float]], figure: Callable[[dict[str, float]], float]
+) -> Lead:
+    """A figure of the losses per token, and its standard error, from leaving out one text after the other."""
+    total, number = sum(counts), len(counts)
+    sums = {side: math.fsum(each) for side, each in losses.items()}
+    without = [
+        figure({side: (sums[side] - each[left]) / (total - counts[left]) for side, each in losses.items()})
+        for left in range(number)
+    ]
+    middle = math.fsum(without) / number
+    error = math.sqrt((number - 1) / number * math.fsum((each - middle) ** 2 for each in without))
+    return Lead(figure({side: each / total for side, each in sums.items()}), error)
+
+
+def judge_texts(facts: TextFacts) -> str:
+    """Whether the port was worth it, in one line."""
+    old, tuned, new, port = (f"{facts.losses[side]:.3f}" for side in ("source", "tuned", "target", "port"))
+    start = (
+        f"loss per token on {plural(facts.texts, 'text')}: {old} → {tuned} on the old base, {new} → {port} on the new"
+    )
+    if facts.kept is None:
+        return f"Undecided: {start}; {facts.why}."
+    share = f"{facts.kept.value:.1%} (± {facts.kept.error:.1%}) of the fine-tuning's gain was kept"
+    if facts.kept.value < LITTLE or not facts.kept.is_clear:
+        doubt = "" if facts.kept.is_clear else ", not shown to be more than nothing"
+        return f"Not worth it: {share}{doubt}; {start}; fine-tune the new base instead."
+    return f"{'Worth it' if facts.kept.value >= MUCH else 'Kept in part'}: {share}; {start}."
