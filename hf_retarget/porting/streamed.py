@@ -13,7 +13,15 @@ from typing import Any
 from torch import nn
 
 from hf_retarget.data.load import NO_DATA
-from hf_retarget.document import DataFacts, ModelFacts, PermutationFacts, PortDocument, RelationFacts, TextFacts
+from hf_retarget.document import (
+    DataFacts,
+    ModelFacts,
+    PermutationFacts,
+    PortDocument,
+    RelationFacts,
+    TextFacts,
+    read_document,
+)
 from hf_retarget.errors import ModelError, PortError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
 from hf_retarget.files import copy_folder, hash_file, hash_files, make_folder, write_json, write_text
@@ -134,7 +142,7 @@ def port_streamed(
 
         with _naming(place.folder):
             place.finish(write, run)
-        return StreamedPort(document, place.folder)
+        return StreamedPort(read_document(place.folder / PORT), place.folder)
 
 
 @contextmanager
