@@ -127,7 +127,7 @@ class ContenderFigures:
     steps: tuple[StepFigures, ...] = ()
     curve: tuple[tuple[float, float], ...] = ()
     """Validation accuracy over the training images spent so far, where gradients were taken."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     """To make it and score it; what is shared counts for the first."""
 
     def __post_init__(self) -> None:
@@ -345,7 +345,7 @@ class PortDocument:
     versions: dict[str, str] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     """All that the result depends on: what `--resume` compares."""
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict, compare=False)
     """The sha256 of each file beside port.json, but for card and report, which may be edited."""
 
     older: ClassVar[tuple[str, ...]] = ("hf-retarget/port/1",)

@@ -83,7 +83,7 @@ class Split:
     @property
     def readable(self) -> Tensor:
         """Which images have not been found broken so far."""
-        return torch.tensor([number not in self.broken for number in range(len(self))])
+        return torch.tensor([number not in self.broken for number in range(len(self))], dtype=torch.bool)
 
     def image(self, number: int) -> Image:
         """Decode one image, without preprocessing; a DataError names the image and says why it cannot be read."""
