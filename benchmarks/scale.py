@@ -133,12 +133,43 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     }
 
 
+def draw(path: Path) -> None:
+    """Seconds of a step over the number of steps, and over the size of the network, from the records."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = sorted(
+        (json.loads(each.read_text("utf-8")) for each in RESULTS.glob("*.json")), key=lambda row: row["steps"]
+    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for model in dict.fromkeys(row["model"] for row in rows):
+        some = [row for row in rows if row["model"] == model and row["steps"] > 1]
+        if len(some) > 2:
+            left.plot([row["steps"] for row in some], [row["add"] + row["warm"] for row in some], "o-", label=model)
+    left.set(xlabel="steps so far", ylabel="seconds of one core", title="a step of matching", ylim=(0, None))
+    left.legend(fontsize=7, frameon=False)
+    last = sorted((row for row in rows if row["steps"] == MOST), key=lambda row: row["parameters"])
+    for key, label in (("warm", "from the step before"), ("solve", "anew"), ("add", "adding the gradients")):
+        right.plot([row["parameters"] / 1e6 for row in last], [row[key] for row in last], "o-", label=label)
+    right.set(xscale="log", yscale="log", xlabel="million parameters", title=f"after {MOST} steps")
+    right.legend(fontsize=7, frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
 @click.command(help=__doc__.replace("\n\n    python", "\n\n\b\n    python"))
 @click.argument("models", nargs=-1)
 @click.option("--steps", "all_steps", multiple=True, type=int, default=(1, 2, 5, 10), show_default=True)
+@click.option("--write", "picture", type=Path, help="Draw all that was recorded.")
 @click.option("--one", type=click.Choice(["store", "row"]), hidden=True)
-def main(models: tuple[str, ...], all_steps: tuple[int, ...], one: str | None) -> None:
+def main(models: tuple[str, ...], all_steps: tuple[int, ...], picture: Path | None, one: str | None) -> None:
     """Measure every pair of model and number of steps."""
+    if picture:
+        draw(picture)
+        return
     if one == "store":
         store_gradients(models[0], all_steps[0])
     if one == "row":
