@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "comparison": "PortComparison compare",
     "document": "PortDocument",
-    "errors": """DataError FinishedError GraphMismatchError LockedError MatchError ModelError NotFiniteError
-        PermutationError PortError PublishError RecipeError RetargetError RuleError TensorMismatchError TraceError""",
+    "errors": """AdapterError DataError FinishedError GraphMismatchError LockedError MatchError ModelError
+        NotFiniteError PermutationError PortError PublishError RecipeError RetargetError RuleError TensorMismatchError
+        TraceError""",
     "evaluation.evaluate": "Evaluation evaluate",
     "graph": "Axis Group Permutation PermutationGraph PinnedAxis UnknownOperator",
     "graph.trace": "trace",

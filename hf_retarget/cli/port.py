@@ -162,11 +162,14 @@ def port(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet:
-        echo(f"Look: {out}/report.html", err=True)
-    if not quiet and document.contenders:
-        if times := compare_times(document):
+        if document.contenders and (times := compare_times(document)):
             echo(f"Time: {times}", err=True)
-        if not document.adapter and (command := advise(document, str(out), options, hidden_data(recipe))):
+        echo(f"Look: {out}/report.html", err=True)
+        if (
+            document.contenders
+            and not document.adapter
+            and (command := advise(document, str(out), options, hidden_data(recipe)))
+        ):
             echo(f"Next: {command}", err=True)
 
 

@@ -18,9 +18,9 @@ from hf_retarget.hub import clean_token, is_cached
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.models.config import read_config
 from hf_retarget.models.hub import HubModel, find_bases, find_licence, read_card
-from hf_retarget.models.reference import is_on_hub
+from hf_retarget.models.reference import check_pins, is_on_hub
 from hf_retarget.models.weights import FLOATS, read_header, weight_files
-from hf_retarget.names import CARD, COMPANIONS, MODEL_CONFIG, TOKENIZER
+from hf_retarget.names import CARD, COMPANIONS, MODEL_CONFIG, PORT, TOKENIZER
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
 
 
@@ -172,7 +172,7 @@ def open_repository(
                 return _read(text, folder, files, None)
         elif not folder.exists() and is_on_hub(text):
             hub = HubModel(text, clean_token(loading["token"]), place if peek else None)
-            for name in (MODEL_CONFIG, CARD, *COMPANIONS):
+            for name in (MODEL_CONFIG, CARD, PORT, *COMPANIONS):
                 hub.fetch(name)
             hub.fetch_weights(loading["allow_pickle"])
             files = weight_files(hub.folder, text, allow_pickle=loading["allow_pickle"])
@@ -185,6 +185,7 @@ def open_repository(
 
 
 def _read(reference: str, folder: Path, files: list[Path], hub: HubModel | None) -> Repository:
+    check_pins(folder, reference, hub)
     tensors = {}
     for path in files:
         header, begin = read_header(path)

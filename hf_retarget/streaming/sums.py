@@ -20,7 +20,7 @@ from hf_retarget.words import plural
 Sides = Mapping[str, Repository]
 """source, tuned and target."""
 
-BLOCK = 1 << 21
+BLOCK = 1 << 19
 """Numbers of a tensor that are in memory at once, on each side."""
 _SAMPLE, _SAMPLES = 1 << 13, 1 << 22
 """Numbers that are read of a tensor to see how it is related, and of all tensors together."""
@@ -70,31 +70,37 @@ class Sum:
             yield self.others.read()
             return
         for start in range(0, self.common, BLOCK):
-            count = min(BLOCK, self.common - start)
-            old, tuned, new = (self._widen(each, start, count) for each in self.parts if each)
-            if update < 1:
-                new = torch.lerp(old, new, update)
-            yield self._narrow(new.add_(tuned.sub_(old).mul_(alpha)))
+            old, tuned, new = (self._widen(each, start, self.common) for each in self.parts if each)
+            base = torch.lerp(old, new, update) if update < 1 else new
+            yield self._narrow(base.add_(tuned.sub_(old), alpha=alpha))
         for start in range(self.common, self.numbers, BLOCK):
-            yield self._narrow(self._widen(self.others, start, min(BLOCK, self.numbers - start)))
+            yield self._narrow(self._widen(self.others, start, self.numbers))
 
-    def _widen(self, stored: Stored, start: int, count: int) -> Tensor:
+    def _widen(self, stored: Stored, start: int, end: int) -> Tensor:
         wide = torch.float64 if any(each and each.kind == "F64" for each in self.parts) else torch.float32
-        found = stored.read(start, count).to(wide)
-        if not found.isfinite().all():
-            raise NotFiniteError(
-                f"'{self.name}' in '{stored.path}' holds NaN or infinite numbers; that model is broken"
-            )
-        return found
+        return stored.read(start, min(BLOCK, end - start)).to(wide)
 
     def _narrow(self, numbers: Tensor) -> Tensor:
         found = numbers.to(FLOATS[self.kind])
+        if not numbers.sum().isfinite() or not found.sum().isfinite():  # then a closer look
+            self._check_finite(numbers, found)
+        return found
+
+    def _check_finite(self, numbers: Tensor, found: Tensor) -> None:
+        if not numbers.isfinite().all():  # NaN and infinity survive a sum
+            raise NotFiniteError(f"'{self.name}' holds NaN or infinite numbers in {self._find_broken()}; it is broken")
         if not found.isfinite().all():
             raise NotFiniteError(
                 f"'{self.name}' gets numbers up to {float(numbers.abs().max()):.3g}, too large for "
                 f"{FLOATS[self.kind]}; store it with --dtype bfloat16 or float32"
             )
-        return found
+
+    def _find_broken(self) -> str:
+        for part in self.parts:
+            for start in range(0, part.numbers, BLOCK) if part else ():
+                if part and not part.read(start, min(BLOCK, part.numbers - start)).isfinite().all():
+                    return f"'{part.path}'"
+        return "the sum"
 
 
 @dataclass(frozen=True, eq=False)

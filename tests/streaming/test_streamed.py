@@ -409,7 +409,7 @@ def _break(trio, what: str) -> None:
         ("deeper", r"in the new base, 1 tensor is missing \(model.layers.1.self_attn.q_proj.weight"),
         ("nothing in common", "tensors are missing"),
         ("cut off", "not a whole safetensors file"),
-        ("not finite", "'lm_head.weight' in '.*src_ft.*' holds NaN"),
+        ("not finite", "'lm_head.weight' holds NaN or infinite numbers in '.*src_ft.*'"),
         ("too large", "'model.norm.weight' gets numbers up to 1e.06, too large for torch.float16; .*--dtype"),
         ("no config", r"has no config\.json"),
         ("no change", "the tuned model is the old base"),
