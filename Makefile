@@ -31,7 +31,7 @@ test: $(STAMP)  ## Run the tests
 	$(PYTEST)
 
 .PHONY: test-slow
-test-slow: $(STAMP)  ## Run the full sweep over timm (hours)
+test-slow: $(STAMP)  ## Run the full sweep over timm, and let every call fail (hours)
 	$(PYTEST) -m slow --timeout 3600
 
 .PHONY: check
@@ -50,7 +50,11 @@ format: $(STAMP)  ## Format the code and mend what ruff can mend
 bench: $(STAMP)  ## Measure how many of timm's models are covered
 	$(OFFLINE) $(BIN)/python benchmarks/coverage.py
 
-# To move to newer versions: .venv/bin/pip install --upgrade --upgrade-strategy eager -e '.[dev]', make check, make constraints.
+.PHONY: docs
+docs: $(STAMP)  ## Build the pages of docs/ as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# To move to newer versions: .venv/bin/pip install --upgrade --upgrade-strategy eager -e '.[dev,docs]', make check, make constraints.
 .PHONY: constraints
 constraints: $(STAMP)  ## Write the versions installed in .venv to constraints.txt
 	$(BIN)/python -c "$$PINS" > constraints.txt.new
@@ -59,7 +63,7 @@ constraints: $(STAMP)  ## Write the versions installed in .venv to constraints.t
 
 .PHONY: clean
 clean:  ## Remove caches and builds (.venv stays)
-	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp holds the checksums of what was installed: a checkout that only touches these files installs nothing.
@@ -80,7 +84,7 @@ $(STAMP): $(INPUTS)
 	  exit 1; \
 	fi; \
 	echo "Installing into .venv (on Linux torch brings its CUDA packages: about 6 GB, a few minutes)"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'; \
 	cksum $(INPUTS) > $@
 
 define PINS
@@ -95,7 +99,7 @@ def first(name):  # the oldest minor version of Python 3 that a release accepts
     accepts = SpecifierSet(installed[name].metadata["Requires-Python"] or "")
     return next(minor for minor in minors if f"3.{minor}.99" in accepts)
 
-print(f"# The exact versions hf-retarget was tested with, on Python 3.{minors[-1]}: pip install -c constraints.txt -e '.[dev]'")
+print(f"# The exact versions hf-retarget was tested with, on Python 3.{minors[-1]}: pip install -c constraints.txt -e '.[dev,docs]'")
 print("# Written by 'make constraints' from what .venv holds. A release that needs a newer Python than we do is pinned for those")
 print("# Pythons only; the older ones take the newest that pyproject.toml allows. CUDA packages and triton are left to torch.")
 for name in sorted(installed, key=str.lower):
