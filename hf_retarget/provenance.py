@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.models import peek_checkpoint
 from hf_retarget.models.hub import HubModel
 from hf_retarget.models.timm_models import is_timm
-from hf_retarget.models.weights import weight_files
 from hf_retarget.names import GRAPH, MODEL_CONFIG, PERMUTATION, PORT, RECIPE, SIDES
 from hf_retarget.recipe import load_recipe
 from hf_retarget.untrusted import read_yaml
@@ -60,12 +59,6 @@ class PortCheck:
         return {"format": FORMAT, "whole": self.whole, **asdict(self)}
 
 
-@dataclass
-class _Findings:
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 def check_port(
     folder: str | Path, models: Mapping[str, str | Path] | None = None, *, token: str | None = None
 ) -> PortCheck:
@@ -77,28 +70,23 @@ def check_port(
     place = Path(folder)
     if not place.is_dir():
         raise PortError(f"there is no folder '{folder}'; for a port on the Hub: hf download {folder} --local-dir DIR")
-    document, found = read_document(place / PORT), _Findings()
-    files = _compare_files(place, document, found)
-    if not found.problems:
-        _compare_parts(place, document, found)
-    given = models or {}
-    pins = {side: _compare_input(side, facts, given.get(side), token, found) for side, facts in document.models.items()}
-    return PortCheck(str(folder), files, pins, tuple(found.problems), tuple(found.notes))
-
-
-def _compare_files(place: Path, document: PortDocument, found: _Findings) -> dict[str, str]:
-    if not document.files:
-        found.notes.append(f"its own files are not pinned: version {document.version} did not record their hashes")
-    states = {}
+    document, files = read_document(place / PORT), {}
     for name, pinned in document.files.items():
         path = place / Path(name).name
-        states[name] = "missing" if not path.is_file() else "same" if hash_file(path) == pinned else "differs"
+        files[name] = "missing" if not path.is_file() else "same" if hash_file(path) == pinned else "differs"
     words = {"missing": "is missing", "differs": f"is not the file that {PORT} pins"}
-    found.problems += [f"{name} {words[state]}; {_AGAIN}" for name, state in states.items() if state in words]
-    return states
+    problems = [f"{name} {words[state]}; {_AGAIN}" for name, state in files.items() if state in words]
+    problems = problems or _compare_parts(place, document)
+    unpinned = f"its own files are not pinned: version {document.version} did not record their hashes"
+    given, pins = models or {}, {}
+    for side, facts in document.models.items():
+        pins[side], differing = _compare_input(facts, given.get(side), token)
+        what = f"the {SIDES.get(side, side)} is not what the port was made from"
+        problems += [f"{what}: {each} of '{given.get(side) or facts.reference}' differs" for each in differing[:1]]
+    return PortCheck(str(folder), files, pins, tuple(problems), () if files else (unpinned,))
 
 
-def _compare_parts(place: Path, document: PortDocument, found: _Findings) -> None:
+def _compare_parts(place: Path, document: PortDocument) -> list[str]:
     """Whether weights and configuration, permutation and graph, recipe and figures are of one port."""
     target, fingerprint = document.models["target"], document.graph.get("fingerprint")
     parts: dict[str, tuple[Callable[[Path], Any], Any]] = {
@@ -106,15 +94,18 @@ def _compare_parts(place: Path, document: PortDocument, found: _Findings) -> Non
         PERMUTATION: (lambda path: Permutation.load(path).fingerprint, fingerprint),
         RECIPE: (lambda path: _agrees(path, document.recipe), True),
     }
-    if target.library != "timm" or is_timm(target.architecture):  # else it is the user's own code, and not run
+    known = target.library != "timm" or is_timm(target.architecture)  # else it is the user's own code, and not run
+    if known and document.data.classes:  # of any other model than a classifier, only the files are compared
         parts[MODEL_CONFIG] = (lambda path: _describe(path.parent), (target.architecture, document.data.classes))
+    problems = []
     for name, (read, expected) in parts.items():
         if (place / name).is_file():
             try:
                 if read(place / name) != expected:
-                    found.problems.append(f"{name} belongs to another port than {PORT}; {_AGAIN}")
+                    problems.append(f"{name} belongs to another port than {PORT}; {_AGAIN}")
             except RetargetError as error:
-                found.problems.append(str(error))
+                problems.append(str(error))
+    return problems
 
 
 def _describe(folder: Path) -> tuple[str, int]:
@@ -129,22 +120,20 @@ def _agrees(path: Path, recipe: Mapping[str, Any]) -> bool:
     return all(recipe[name].get(key, value) == value for name, part in sections.items() for key, value in part.items())
 
 
-def _compare_input(side: str, facts: ModelFacts, given: Any, token: str | None, found: _Findings) -> Pin:
-    """Compare what port.json pins of a model with what is there now, on the Hub or under a path."""
-    pin, name = Pin(facts.reference, facts.revision, facts.hashes), SIDES.get(side, side)
+def _compare_input(facts: ModelFacts, given: Any, token: str | None) -> tuple[Pin, list[str]]:
+    """Compare what port.json pins of a model with what is there now, on the Hub or under a path: files that differ."""
+    pin = Pin(facts.reference, facts.revision, facts.hashes)
     try:
         there = _find_hashes(facts, given, token)
     except RetargetError as error:
         if given is not None:
             raise
-        return replace(pin, unseen=str(error))
-    known = {each: there[each] for each in facts.hashes if each in there}
-    if differing := [each for each, digest in known.items() if digest != facts.hashes[each]]:
-        where = given or facts.reference
-        found.problems.append(f"the {name} is not what the port was made from: {differing[0]} of '{where}' differs")
+        return replace(pin, unseen=str(error)), []
+    known = [each for each in facts.hashes if each in there]
+    differing = [each for each in known if there[each] != facts.hashes[each]]
     if not known:
         pin = replace(pin, unseen="none of its files could be compared")
-    return replace(pin, compared=tuple(each for each in known if each not in differing))
+    return replace(pin, compared=tuple(each for each in known if each not in differing)), differing
 
 
 def _find_hashes(facts: ModelFacts, given: Any, token: str | None) -> dict[str, str]:
@@ -155,7 +144,8 @@ def _find_hashes(facts: ModelFacts, given: Any, token: str | None) -> dict[str, 
     if given is None and facts.location:
         raise PortError("its path is not recorded; say where it is to compare it")
     if path.is_dir():
-        return {each.name: hash_file(each) for each in weight_files(path, str(path), allow_pickle=True)}
+        found = {name: path / Path(name).name for name in facts.hashes}
+        return {name: hash_file(each) for name, each in found.items() if each.is_file()}
     if path.is_file():
         return {path.name: hash_file(path)}
     if given is not None and "/" in str(given):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import HfApi, errors
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
@@ -15,26 +16,21 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from hf_retarget.document import RelationFacts, read_document
 from hf_retarget.errors import ModelError, RetargetError
 from hf_retarget.hub import ask, clean_token, explained, find_cause, token_was_refused
-from hf_retarget.models.hub import HubModel, fetch_model, find_bases, read_card
-from hf_retarget.models.relation import INDEPENDENT, compare_samples, read_shapes, sample_weights
-from hf_retarget.models.weights import PICKLES, weight_files
-from hf_retarget.names import CARD, FINETUNE, MODEL_CONFIG, PORT, RECIPE
+from hf_retarget.models.hub import HubModel, find_bases, read_card
+from hf_retarget.models.relation import INDEPENDENT, compare_samples
+from hf_retarget.models.weights import PICKLES
+from hf_retarget.names import ADAPTER_CONFIG, CARD, FINETUNE, MODEL_CONFIG, PORT, RECIPE
 from hf_retarget.progress import SILENT, Progress
+from hf_retarget.streaming.repository import Repository, open_repository, sample_side
+from hf_retarget.streaming.sums import find_batchnorm, plan_sums
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
-from hf_retarget.words import plural
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMAT = "hf-retarget/outdated/1"
 
-ADAPTER = "adapter_config.json"
-_MARKS = (PORT, FINETUNE, ADAPTER, MODEL_CONFIG)
+_MARKS = (PORT, FINETUNE, ADAPTER_CONFIG, MODEL_CONFIG)
 """What makes a folder a model."""
 _CHAIN = 10  # new versions of new versions
 _GONE = (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.RevisionNotFoundError)
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -123,26 +119,6 @@ def list_folders(folder: Path) -> list[Path]:
 # ---- what is known of a model and of its base
 
 
-@dataclass(frozen=True)
-class _Base:
-    """A base as a model names it."""
-
-    name: str
-    by: str
-    revision: str | None = None
-    hashes: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class _Commit:
-    """A state of a repository."""
-
-    commit: str
-    hashes: Mapping[str, str]
-    """The sha256 of its weights."""
-    card: Mapping[str, Any]
-
-
 class _Model:
     """A model whose base is looked for, on the Hub or in a folder."""
 
@@ -169,11 +145,10 @@ class _Model:
 
     @property
     def card(self) -> dict[str, Any]:
-        path = self.find(CARD)
-        return read_card(path) if path else {}
+        return read_card(self.find(CARD) or Path())
 
-    def name_base(self) -> _Base | str:
-        """The base it was made from, by the most exact of its files; or why that is not known."""
+    def name_base(self) -> tuple[Finding, Mapping[str, str]]:
+        """The base it was made from, by the most exact of its files, or why that is not known; and its hashes."""
         pinned: Mapping[str, Any] = {}
         if path := self.find(PORT):
             target, by = read_document(path).models["target"], PORT
@@ -181,18 +156,22 @@ class _Model:
         elif isinstance(found := self.read(FINETUNE).get("model"), dict):
             pinned, by = found, FINETUNE
         if isinstance(pinned.get("hub_id"), str) and isinstance(pinned.get("hashes"), dict):
-            return _Base(pinned["hub_id"], by, _text(pinned.get("revision")), pinned["hashes"])
-        adapter, card = self.read(ADAPTER), self.card
+            return Finding(self.reference, pinned["hub_id"], by, _text(pinned.get("revision"))), pinned["hashes"]
+        adapter, card = self.read(ADAPTER_CONFIG), self.card
         named = [each for each in (_text(adapter.get("base_model_name_or_path")),) if each] or find_bases(card)
+        kind = None if adapter else card.get("base_model_relation")
         if len(named) > 1:
-            return f"it names {len(named)} bases, so it is a merge; port what was merged"
-        if not named:
-            return "it was made from a local folder" if pinned else "it names no base; add base_model to its card"
-        if not adapter and card.get("base_model_relation") not in (None, "finetune", "adapter"):
-            return f"its card calls it a '{card['base_model_relation']}' of '{named[0]}', which is no fine-tuning"
-        if not _is_name(named[0]):
-            return f"its base '{named[0]}' is no name on the Hub"
-        return _Base(named[0], ADAPTER, _text(adapter.get("revision"))) if adapter else _Base(named[0], CARD)
+            why = f"it names {len(named)} bases, so it is a merge; port what was merged"
+        elif not named:
+            why = "it was made from a local folder" if pinned else "it names no base; add base_model to its card"
+        elif kind not in (None, "finetune", "adapter"):
+            why = f"its card calls it a '{kind}' of '{named[0]}', which is no fine-tuning"
+        elif not _is_name(named[0]):
+            why = f"its base '{named[0]}' is no name on the Hub"
+        else:
+            by, revision = (ADAPTER_CONFIG, _text(adapter.get("revision"))) if adapter else (CARD, None)
+            return Finding(self.reference, named[0], by, revision), {}
+        return Finding(self.reference, notes=(why,)), {}
 
 
 class _Look:
@@ -200,8 +179,9 @@ class _Look:
 
     def __init__(self, token: str | None) -> None:
         self.token, self.api = token, HfApi(token=token)
-        self._commits: dict[tuple[str, str | None], _Commit] = {}
-        self._peeked: dict[str, tuple[Shapes, dict[str, Tensor]]] = {}
+        self._asked: dict[str, HubModel] = {}
+        self._place = tempfile.TemporaryDirectory(prefix="hf-retarget-")
+        self._opened: dict[str, Repository] = {}
 
     def list_models(self, user: str) -> list[str]:
         """The models of a user or an organisation."""
@@ -215,12 +195,11 @@ class _Look:
         """Look at one model; whatever goes wrong with it stays with it."""
         try:
             model = _Model(reference, self.token)
-            base = model.name_base()
-            if isinstance(base, str):
-                return Finding(reference, notes=(base,))
-            found = Finding(reference, base.name, base.by, base.revision)
+            found, pinned = model.name_base()
+            if found.base is None:
+                return found
             try:
-                found = self._find_successor(found, model, base)
+                found = self._find_successor(found, found.base, pinned, model)
             except ModelError as error:
                 cause = find_cause(error)
                 if not isinstance(cause, _GONE) or token_was_refused(cause):
@@ -230,39 +209,35 @@ class _Look:
         except RetargetError as error:
             return Finding(reference, error=str(error))
 
-    def _find_successor(self, found: Finding, model: _Model, base: _Base) -> Finding:
-        now, seen = self._ask(base.name), [base.name]
+    def _find_successor(self, found: Finding, base: str, pinned: Mapping[str, str], model: _Model) -> Finding:
+        now, seen = self._ask(base), [base]
         latest, name = now, now.card.get("new_version")
         while isinstance(name, str) and _is_name(name) and name not in seen and len(seen) <= _CHAIN:
             latest, seen = self._ask(name), [*seen, name]
             name = latest.card.get("new_version")
-        revision = base.revision or self._date_base(model, base.name)
+        revision = found.revision or self._date_base(model, base)
         found = replace(found, revision=revision)
         if len(seen) > 1:
             why = f"the card of '{seen[-2]}' names it as the new version"
             return replace(found, successor=f"{seen[-1]}@{latest.commit}", why=why)
         if revision is None:
-            note = f"which commit of '{base.name}' it was made from is not recorded, so new weights are not noticed"
+            note = f"which commit of '{base}' it was made from is not recorded, so new weights are not noticed"
             return replace(found, notes=(note,))
-        before = base.hashes or self._ask(base.name, revision).hashes
-        shared = before.keys() & now.hashes.keys()
-        if not now.hashes or (shared and all(before[each] == now.hashes[each] for each in shared)):
+        before = pinned or self._ask(f"{base}@{revision}").hashes
+        weights = {name for name in now.hashes if _is_weights(name)}
+        shared = weights & before.keys()
+        if not weights or (shared and all(before[each] == now.hashes[each] for each in shared)):
             return found
-        why = f"'{base.name}' has new weights since commit {revision[:8]}"
-        return replace(found, successor=f"{base.name}@{now.commit}", why=why)
+        why = f"'{base}' has new weights since commit {revision[:8]}"
+        return replace(found, successor=f"{base}@{now.commit}", why=why)
 
-    def _ask(self, name: str, revision: str | None = None) -> _Commit:
-        if (name, revision) not in self._commits:
-            with explained(ModelError, name, revision):
-                info = ask(lambda: self.api.model_info(name, revision=revision, files_metadata=True))
-            hashes = {
-                each.rfilename: each.lfs.sha256
-                for each in info.siblings or ()
-                if each.lfs and _is_weights(each.rfilename)
-            }
-            card = dict(vars(info.card_data)) if info.card_data else {}
-            self._commits[name, revision] = _Commit(str(info.sha), hashes, card)
-        return self._commits[name, revision]
+    def _ask(self, name: str) -> HubModel:
+        """What the Hub says of a model now; what the cache knew of it would not do."""
+        if name not in self._asked:
+            self._asked[name] = HubModel(name, self.token, None)
+        if not self._asked[name].in_reach:
+            raise ModelError(f"the Hub could not be asked about '{name}'; try again")
+        return self._asked[name]
 
     def _date_base(self, model: _Model, base: str) -> str | None:
         """The newest commit of a base that is not younger than the weights of a model."""
@@ -280,37 +255,34 @@ class _Look:
 
     def _compare(self, found: Finding, model: _Model) -> Finding:
         old = f"{found.base}@{found.revision}" if found.revision else str(found.base)
-        sides = (old, old if found.named_by == ADAPTER else found.model, str(found.successor))
         try:
-            peeked = [self._peek(each) for each in sides]
+            base = self._open(old)
+            sides = {"source": base, "tuned": self._open(found.model, base), "target": self._open(str(found.successor))}
         except ModelError as error:
             return replace(found, notes=(*found.notes, f"not compared: {error}"))
-        shapes = [each for each, _ in peeked]
-        differing = _list_differing(shapes)
-        if misfit := _find_misfit(shapes, differing):
-            return replace(found, fits=False, notes=(*found.notes, misfit))
-        relation = compare_samples([sample for _, sample in peeked], differing)
-        has_batchnorm = any(name.endswith("running_mean") for name in shapes[0])
-        needs_images = has_batchnorm or relation is None or relation.word == INDEPENDENT
+        try:
+            plan = plan_sums(sides)
+        except ModelError as error:
+            return replace(found, fits=False, notes=(*found.notes, f"it cannot be ported: {error}"))
+        with suppress(OSError, ValueError, ModelError):  # then they are taken for independent
+            relation = compare_samples([sample_side(each, plan.summed) for each in sides.values()], ())
+            found = replace(found, relation=relation)
+        needs_images = find_batchnorm(sides) or found.relation is None or found.relation.word == INDEPENDENT
         data = _choose_data(model) or ("DATA" if needs_images else "none")
         notes = found.notes if data != "DATA" else (*found.notes, "DATA are images of the kind that it was tuned on")
-        command = ("hf-retarget", "port", "--src-base", old, "--src-ft", found.model, "--new-base", sides[2])
-        return replace(found, fits=True, relation=relation, command=shlex.join((*command, "--data", data)), notes=notes)
+        command = ("hf-retarget", "port", "--src-base", old, "--src-ft", found.model, "--new-base", found.successor)
+        return replace(found, fits=True, command=shlex.join((*map(str, command), "--data", data)), notes=notes)
 
-    def _peek(self, reference: str) -> tuple[Shapes, dict[str, Tensor]]:
-        """The shapes of all tensors, and a sample of some."""
-        if reference not in self._peeked:
-            with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
-                local, hub = Path(reference).expanduser(), None
-                if not local.is_dir():
-                    hub = fetch_model(reference, config=False, token=self.token, headers=Path(place))
-                    local = hub.folder
-                files = weight_files(local, reference)
-                try:
-                    self._peeked[reference] = (read_shapes(files), sample_weights(files, hub))
-                except (OSError, ValueError, LookupError, TypeError) as error:
-                    raise ModelError(f"the header of '{reference}' cannot be read: {error}") from error
-        return self._peeked[reference]
+    def _open(self, reference: str, base: Repository | None = None) -> Repository:
+        """A model, from its configuration and headers; only an adapter is read with its base."""
+        if reference not in self._opened:
+            place = Path(self._place.name, str(len(self._opened)))
+            place.mkdir()
+            loading = {"arch": None, "allow_pickle": False, "token": self.token}
+            self._opened[reference] = open_repository(
+                reference, loading, place, peek=True, companions=(), base=base, force_base=True
+            )
+        return self._opened[reference]
 
 
 def _text(value: Any) -> str | None:
@@ -328,25 +300,6 @@ def _is_name(text: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     return "/" not in name and name.endswith((".safetensors", *PICKLES))
-
-
-def _list_differing(shapes: Sequence[Shapes]) -> list[str]:
-    """The tensors that are not the same in all; counters of BatchNorm, which some formats leave out, do not count."""
-    names = {name for each in shapes for name in each if not name.endswith("num_batches_tracked")}
-    return sorted(name for name in names if len({each.get(name) for each in shapes}) > 1)
-
-
-def _find_misfit(shapes: Sequence[Shapes], differing: Sequence[str]) -> str | None:
-    """Why a port is not possible: anything differs but the number of rows of one layer, the head."""
-    heads = {name.rpartition(".")[0] for name in differing}
-    widths = [{each[name][1:] if name in each else None for each in shapes} for name in differing]
-    if not differing or (len(heads) == 1 and all(len(each) == 1 for each in widths)):
-        return None
-    words = [str(list(each[differing[0]])) if differing[0] in each else "absent" for each in shapes]
-    return (
-        f"it cannot be ported, as {plural(len(differing), 'tensor')} differ: {differing[0]} is {words[0]} in the old "
-        f"base, {words[1]} tuned, {words[2]} in the new base"
-    )
 
 
 def _choose_data(model: _Model) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, Qwen2Config
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz ", *map(str, range(10)), "<unk>"]
 SIZES = {
@@ -20,7 +20,7 @@ SIZES = {
     "max_position_embeddings": 64,
     "vocab_size": len(WORDS),
 }
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "gpt2": GPT2Config}
 
 
 def make_lm(seed: int = 0, kind: str = "llama", **options: Any) -> PreTrainedModel:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hf_retarget.document import ModelFacts
 from hf_retarget.errors import AdapterError, ModelError
 from hf_retarget.models import Checkpoint, Peeked, head_names, load_checkpoint, peek_checkpoint
 from hf_retarget.models.classifier import classifier_names
@@ -57,7 +58,7 @@ def peek_tuned(reference: str | Path | nn.Module, base: Peeked, *, force_base: b
     except AdapterError as found:
         adapter: StoredAdapter = found.adapter
         check_config(adapter)
-        checkpoint = _describe(adapter, base.checkpoint, check_base(adapter, base.checkpoint, force=force_base))
+        checkpoint = _describe(adapter, base.checkpoint, check_base(adapter, base.checkpoint.facts, force=force_base))
         weights = without_numbers(checkpoint.skeleton().state_dict())
         return Peeked(replace(checkpoint, weights=weights), adapter.hub.remaining if adapter.hub else 0)
 
@@ -65,7 +66,7 @@ def peek_tuned(reference: str | Path | nn.Module, base: Peeked, *, force_base: b
 def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool = False) -> Checkpoint:
     """The tuned model that an adapter makes of its base, in float32."""
     options = check_config(adapter)
-    note = check_base(adapter, base, force=force_base)
+    note = check_base(adapter, base.facts, force=force_base)
     peft = import_peft(f"'{adapter.reference}' is an adapter")
     about = _describe(adapter, base, note)
     model, stored = base.build(about.num_classes), _unwrap(adapter.weights)
@@ -215,10 +216,7 @@ _names = (
     "a list of names of modules (a text would be taken for a regular expression)",
 )
 _ranks = (_are_ranks, "an object of names of modules and their ranks or alphas, without * + ? { ( [ |")
-_layers = (
-    lambda value: _is_number(value) or _are(value, _is_number),
-    "a number of a layer, or a list of them",
-)
+_layers = (lambda value: _is_number(value) or _are(value, _is_number), "a number of a layer, or a list of them")
 _code = (_names_known_code, "that of a model of timm, transformers, torch or torchvision; remove it")
 _core = (lambda value: value == "megatron.core", "megatron.core; models of Megatron are not read")
 _plain_start = (
@@ -260,7 +258,7 @@ _CHECKED_ONLY = ("init_lora_weights", "megatron_core", "auto_mapping")
 # ---- the base that an adapter names
 
 
-def check_base(adapter: StoredAdapter, base: Checkpoint, *, force: bool = False) -> str:
+def check_base(adapter: StoredAdapter, base: ModelFacts, *, force: bool = False) -> str:
     """Compare the base that an adapter names with the one given; what to note, or ModelError on a mismatch."""
     named, revision = (adapter.config.get(key) for key in ("base_model_name_or_path", "revision"))
     if not isinstance(named, str) or not named:
@@ -281,7 +279,7 @@ def check_base(adapter: StoredAdapter, base: Checkpoint, *, force: bool = False)
     return _mismatch(adapter, f"'{named:.200}'", base, force)
 
 
-def _mismatch(adapter: StoredAdapter, named: str, base: Checkpoint, force: bool) -> str:
+def _mismatch(adapter: StoredAdapter, named: str, base: ModelFacts, force: bool) -> str:
     given = f"'{base.reference}'" + (f" (commit {base.revision})" if base.revision else "")
     words = f"the adapter '{adapter.reference}' was trained on {named}, and the old base is {given}"
     if not force:

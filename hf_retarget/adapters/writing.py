@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_retarget.adapters.reading import PREFIX, import_peft
 from hf_retarget.document import AdapterFacts
 from hf_retarget.errors import ModelError, NotFiniteError, PortError
-from hf_retarget.files import atomic_path, write_json
+from hf_retarget.files import write_json, write_tensors
 from hf_retarget.models import Checkpoint
 from hf_retarget.models.weights import find_not_finite
 from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -47,8 +46,7 @@ class Adapter:
 
     def save(self, folder: Path) -> None:
         """Write adapter_config.json and adapter_model.safetensors, the same bytes for the same content."""
-        with atomic_path(folder / ADAPTER_WEIGHTS) as temporary:
-            save_file(self.weights, temporary, {"format": "pt"})
+        write_tensors(folder / ADAPTER_WEIGHTS, self.weights, {"format": "pt"})
         write_json(folder / ADAPTER_CONFIG, self.config)
 
     def load(self, model: nn.Module) -> nn.Module:

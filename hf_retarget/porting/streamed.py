@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from torch import nn
 from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import (
     DataFacts,
-    ModelFacts,
     PermutationFacts,
     PortDocument,
     RelationFacts,
@@ -26,24 +27,25 @@ from hf_retarget.errors import ModelError, PortError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
 from hf_retarget.files import copy_folder, hash_file, hash_files, make_folder, write_json, write_text
 from hf_retarget.models.reference import hash_weights
-from hf_retarget.models.relation import INDEPENDENT, compare_samples, sample_weights
-from hf_retarget.models.transformers_models import read_language_config
-from hf_retarget.models.weights import FLOATS
+from hf_retarget.models.relation import INDEPENDENT, compare_samples
+from hf_retarget.models.weights import KINDS
 from hf_retarget.names import CARD, MODEL_CONFIG, PORT, RECIPE, REPORT, SIDES
 from hf_retarget.porting.inputs import Given, check_update
 from hf_retarget.porting.result import describe_course, publish_document, publish_recipe
-from hf_retarget.porting.resume import ENVIRONMENT, Workplace
+from hf_retarget.porting.resume import ENVIRONMENT, Workplace, naming
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.publish.card import write_port_card
 from hf_retarget.publish.contents import identify
 from hf_retarget.recipe import Recipe
 from hf_retarget.report.report import compose_summary
 from hf_retarget.run import Run, describe_environment, from_main_process, in_main_process
-from hf_retarget.streaming.repository import Repository, copy_companion, open_repository
-from hf_retarget.streaming.shards import check_room, plan_shards, write_index, write_shard
-from hf_retarget.streaming.sums import Plan, Settled, Sides, compose_config, kind_of, plan_sums, settle
+from hf_retarget.streaming.repository import Repository, open_repository, sample_side
+from hf_retarget.streaming.shards import check_room, merge_adapter, plan_shards, write_index, write_shard
+from hf_retarget.streaming.sums import Plan, Sides, compose_config, find_batchnorm, plan_sums, settle
 from hf_retarget.streaming.text import encode_texts, judge_texts, measure_texts, sum_losses
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
 
+_AGAIN = "the same command with --resume continues"
 _IMAGES = "some images are needed (labels are not): name them with --data"
 
 
@@ -78,22 +80,24 @@ def port_streamed(
     _check_options(recipe, given)
     if place.out is None:
         raise PortError("a port without images is written as it is made, and needs a folder: give out=")
-    place = replace(place, unfinished="model/*.safetensors")
     with place.held(), tempfile.TemporaryDirectory(prefix="hf-retarget-") as temporary:
         with run.stage("loading", "reading headers"):
-            _look_first(models, run, given, Path(temporary, "peeked"), dtype)
+            _look_first(models, run, given, Path(temporary), dtype)
         with run.stage("loading", "finding the files"):
-            sides = _open(models, run, Path(temporary, "opened"))
-            settled = settle(plan_sums(sides, dtype), own_heads=recipe.port.head == "own")
-            gates = _check_numbers(settled, recipe, given)
-            plan, relation = settled.plan, settled.relation
+            sides = _open(models, run, given, Path(temporary, "opened"))
+            plan, relation, touched = settle(plan_sums(sides, dtype), own_heads=recipe.port.head == "own")
+            _check_relation(relation, given)
+            check_update(recipe.port, relation)
+            gates = look_at_gates(Evidence(relation, head_tuned=touched))
+            if errors := list_errors(gates):
+                raise PortError(errors[0])
             shards = plan_shards(plan.sums, sides["target"])
             check_room(place.folder, sum(each.size for each in plan.sums))
             pieces = _encode(given, plan)
-            hashes = {side: {path.name: hash_weights(path) for path in each.files} for side, each in sides.items()}
+            hashes = _hash_all(sides)
         key = _describe_run(hashes, recipe, given, dtype)
         place.begin(key, run)
-        config, conflicts = compose_config(plan, kind_of(dtype) if dtype else sides["target"].kind)
+        config, conflicts = compose_config(plan, KINDS[dtype] if dtype else sides["target"].kind)
         notes = (*plan.notes, *conflicts)
         for note in (*notes, f"bases: {relation.sentence}"):
             run.progress.say(note)
@@ -107,18 +111,22 @@ def port_streamed(
             write_index(folder, shards)
             write_json(folder / MODEL_CONFIG, config)
             for name, path in _choose_tokenizer(plan).companions.items():
-                copy_companion(path, folder / name)
+                (folder / name).write_bytes(read_bytes(path, MAX_DOCUMENT_BYTES))
 
-        with run.stage("adding"), _naming(place.folder):
+        with run.stage("adding"), naming(place.folder, _AGAIN):
             in_main_process(write_model)
-        facts = from_main_process(in_main_process(lambda: _score(given, folder, sides, pieces, run)))
+        with naming(place.folder, _AGAIN):
+            facts = from_main_process(in_main_process(lambda: _score(given, folder, sides, pieces, run)))
         document = publish_document(
             PortDocument(
                 verdict=_judge(facts, relation, list_warnings(gates), plan, alpha),
                 winner="",
                 contenders=(),
                 steps_planned=0,
-                models={side: _describe_side(each, hashes[side]) for side, each in sides.items()},
+                models={
+                    side: replace(each.facts, location=identify(each.reference), hashes=hashes[side])
+                    for side, each in sides.items()
+                },
                 data=DataFacts(NO_DATA, sides["tuned"].classes, {}, NO_DATA),
                 recipe=recipe.to_dict(),
                 head={},
@@ -140,17 +148,9 @@ def port_streamed(
             write_text(result / REPORT, compose_summary(document))
             write_text(result / CARD, write_port_card(document, (), library=sides["target"].library))
 
-        with _naming(place.folder):
+        with naming(place.folder, _AGAIN):
             place.finish(write, run)
         return StreamedPort(read_document(place.folder / PORT), place.folder)
-
-
-@contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PortError(f"cannot write '{folder}': {error}; the same command with --resume continues") from error
 
 
 # ---- what is refused
@@ -161,11 +161,15 @@ def _check_options(recipe: Recipe, given: Given) -> None:
     if options.method not in ("auto", "naive") or tuning or given.permutation is not None:
         raise PortError(f"only a naive port (--method auto or naive) does without images; {_IMAGES}")
     if options.save_as != "model":
-        raise PortError(f"an adapter is scored as it is loaded, so --save-as lora needs images; {_IMAGES}")
+        raise PortError(
+            "an adapter is scored as it is loaded, so --save-as lora needs images: name them with --data, or leave it "
+            "out and extract an adapter from the model (mergekit-extract-lora); an adapter that is given with --src-ft "
+            "fits the new base as it is"
+        )
     if options.targets in ("teacher", "both"):
         raise PortError(f"without images, there is nothing to aim at, so --targets has no meaning; {_IMAGES}")
     for field in fields(given):
-        if field.name not in ("text", "force_relation") and getattr(given, field.name) != field.default:
+        if field.name not in ("text", "force_relation", "force_base") and getattr(given, field.name) != field.default:
             option = field.name.replace("_", "-")
             raise PortError(f"without images, --{option} has no meaning; leave it out, or name images with --data")
 
@@ -174,23 +178,36 @@ def _look_first(
     models: tuple[str | Path | nn.Module, ...], run: Run, given: Given, place: Path, dtype: str | None
 ) -> None:
     """Refuse what headers and a few ranges of the weights rule out, before anything large is downloaded."""
-    sides = _open(models, run, place, peek=True)
+    sides = _open(models, run, given, place / "peeked", peek=True)
+    if found := find_batchnorm(sides):
+        raise PortError(f"{found}, whose statistics have to be estimated again; {_IMAGES}")
     plan = plan_sums(sides, dtype)
     _encode(given, plan)
-    samples = []
     with suppress(OSError, ValueError, ModelError):  # it is measured again when the weights are there
-        samples = [sample_weights(each.files, each.hub, plan.summed) for each in sides.values()]
-    relation = compare_samples(samples, ()) if samples else None
-    if relation is not None:
-        _check_relation(relation, given)
+        samples = [sample_side(each, plan.summed) for each in sides.values()]
+        relation = compare_samples(samples, ())
+        if relation and math.isfinite(relation.cosine):  # if not, the tensor is named later
+            _check_relation(relation, given)
 
 
-def _open(models: tuple[str | Path | nn.Module, ...], run: Run, place: Path, *, peek: bool = False) -> Sides:
-    found = {}
+def _open(
+    models: tuple[str | Path | nn.Module, ...], run: Run, given: Given, place: Path, *, peek: bool = False
+) -> Sides:
+    found: dict[str, Repository] = {}
     for side, model in zip(SIDES, models, strict=False):
         make_folder(place / side)
-        found[side] = open_repository(model, run.loading, place / side, peek=peek)
+        base = found["source"] if side == "tuned" else None
+        found[side] = open_repository(
+            model, run.loading, place / side, peek=peek, base=base, force_base=given.force_base
+        )
     return found
+
+
+def _hash_all(sides: Sides) -> dict[str, dict[str, str]]:
+    """The sha256 of all files, as far as they are known; side by side, as nothing else takes as long."""
+    with ThreadPoolExecutor() as pool:
+        made = {name: zip(side.files, pool.map(hash_weights, side.files), strict=True) for name, side in sides.items()}
+        return {name: {path.name: found for path, found in each if found} for name, each in made.items()}
 
 
 def _check_relation(relation: RelationFacts, given: Given) -> None:
@@ -201,41 +218,39 @@ def _check_relation(relation: RelationFacts, given: Given) -> None:
         )
 
 
-def _check_numbers(settled: Settled, recipe: Recipe, given: Given) -> Any:
-    _check_relation(settled.relation, given)
-    check_update(recipe.port, settled.relation)
-    gates = look_at_gates(Evidence(settled.relation, head_tuned=settled.touched))
-    if errors := list_errors(gates):
-        raise PortError(errors[0])
-    return gates
-
-
 # ---- texts
 
 
 def _choose_tokenizer(plan: Plan) -> Repository:
-    """The side whose tokenizer and generation settings go with the result: the tuned model's, if it knows all rows."""
+    """The side whose tokenizer and generation settings go with the result: the tuned model's, if it lacks no token."""
     tuned, new = plan.sides["tuned"], plan.sides["target"]
-    order = (new, tuned) if plan.rows and plan.rows > (tuned.vocabulary or 0) else (tuned, new)
-    known = [each for each in (*order, plan.sides["source"]) if each.companions]
-    return next((each for each in known if each.tokenizer), known[0] if known else new)
+    if tuned.tokens is not None and new.tokens is not None:
+        lacks = bool(new.tokens.keys() - tuned.tokens.keys())
+    else:
+        lacks = (plan.rows or 0) > (tuned.vocabulary or 0)
+    known = [each for each in ((new, tuned) if lacks else (tuned, new)) if each.companions]
+    known += [plan.sides["source"]] if plan.sides["source"].companions else []
+    return next((each for each in known if each.tokens), known[0] if known else new)
 
 
 def _encode(given: Given, plan: Plan) -> list[list[int]]:
     """The texts as tokens; ModelError or DataError says why these models cannot read them."""
     if given.text is None:
         return []
-    for each in plan.sides.values():
-        read_language_config(each.config, each.reference)
-    return encode_texts(given.text, _choose_tokenizer(plan), min(each.vocabulary or 0 for each in plan.sides.values()))
+    return encode_texts(given.text, _choose_tokenizer(plan), plan.sides.values())
 
 
 def _score(given: Given, folder: Path, sides: Sides, pieces: list[list[int]], run: Run) -> TextFacts | None:
     if given.text is None:
         return None
-    port = open_repository(folder, {"arch": None, "allow_pickle": False, "token": None}, folder)
-    models = {**{SIDES[side]: (side, each) for side, each in sides.items()}, "port": ("port", port)}
-    losses = {side: sum_losses(each, pieces, run, who) for who, (side, each) in models.items()}
+    plain: dict[str, Any] = {"arch": None, "allow_pickle": False, "token": None}
+    losses = {}
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="merged.") as merged:
+        for name, side in {**sides, "port": open_repository(folder, plain, folder)}.items():
+            if side.is_adapter:
+                merge_adapter(side, sides["source"], Path(merged))
+                side = open_repository(merged, plain, folder)
+            losses[name] = sum_losses(side, pieces, run, SIDES.get(name, name))
     return measure_texts(Path(given.text).name, pieces, losses)
 
 
@@ -265,20 +280,3 @@ def _describe_run(hashes: Mapping[str, Any], recipe: Recipe, given: Given, dtype
         ENVIRONMENT: describe_environment(),
     }
     return dict(json.loads(json.dumps(key)))
-
-
-def _describe_side(side: Repository, hashes: Mapping[str, str | None]) -> ModelFacts:
-    return ModelFacts(
-        reference=side.reference,
-        architecture=side.architecture,
-        classes=side.classes,
-        location=identify(side.reference),
-        library=side.library,
-        revision=side.hub.commit if side.hub else None,
-        hub_id=side.hub.repository if side.hub else None,
-        base_models=side.bases,
-        license=side.licence.get("license"),
-        license_link=side.licence.get("license_link"),
-        hashes={name: value for name, value in hashes.items() if value},
-        dtype=str(FLOATS[side.kind]).removeprefix("torch."),
-    )

@@ -1,57 +1,36 @@
-"""One side of a streamed port: a folder with safetensors weights, on this machine or on the Hub, read in blocks."""
+"""One side of a streamed port: a folder with safetensors weights, on this machine or on the Hub, read in blocks.
+
+The tuned model may be a LoRA adapter of the old base, whose factors are multiplied as they are read.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from hf_retarget.adapters.reading import PREFIX, check_base, check_config
+from hf_retarget.document import ModelFacts
 from hf_retarget.errors import ModelError
 from hf_retarget.hub import clean_token, is_cached
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.models.config import read_config
-from hf_retarget.models.hub import HubModel, find_bases, find_licence, read_card
-from hf_retarget.models.reference import check_pins, is_on_hub
-from hf_retarget.models.weights import FLOATS, read_header, weight_files
-from hf_retarget.names import CARD, COMPANIONS, MODEL_CONFIG, PORT, TOKENIZER
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
+from hf_retarget.models.hub import HubModel, find_bases, find_licence, holds_adapter, no_adapter_weights, read_card
+from hf_retarget.models.reference import StoredAdapter, check_pins, is_on_hub
+from hf_retarget.models.relation import sample_weights
+from hf_retarget.models.weights import FLOATS, StoredTensor, find_tensors, weight_files
+from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, COMPANIONS, MODEL_CONFIG, PORT, TOKENIZER
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in its file."""
-
-    path: Path
-    kind: str
-    """The type of its numbers, as safetensors calls it: F32, BF16, I64 …"""
-    shape: tuple[int, ...]
-    begin: int
-    """Where its bytes begin in the file."""
-    size: int
-    """How many bytes there are."""
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
-    def read(self, start: int = 0, count: int | None = None) -> Tensor:
-        """Some of its numbers, in the type they are stored in; the bytes of a type that is not among `FLOATS`."""
-        kind = FLOATS.get(self.kind, torch.uint8)
-        count = self.size // kind.itemsize - start if count is None else count
-        buffer = bytearray(count * kind.itemsize)
-        with self.path.open("rb", buffering=0) as file:  # a mapped file would count as memory of the process
-            file.seek(self.begin + start * kind.itemsize)
-            if file.readinto(buffer) != len(buffer):
-                raise ModelError(f"'{self.path}' is cut off; copy or download it again")
-        return torch.frombuffer(buffer, dtype=kind) if buffer else torch.empty(0, dtype=kind)
+HEAD_ENTRIES = ("id2label", "label2id", "num_labels", "num_classes", "label_names", "label_descriptions")
+"""Entries of a configuration about the head, which is the tuned model's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +40,30 @@ class Repository:
     reference: str
     folder: Path
     files: tuple[Path, ...]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     config: Mapping[str, Any]
     card: Mapping[str, Any]
     """The metadata of its README.md."""
     hub: HubModel | None = None
+    is_adapter: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What port.json says of it, besides hashes."""
+        licence = find_licence(self.card)
+        return ModelFacts(
+            reference=self.reference,
+            architecture=self.architecture,
+            classes=self.classes,
+            library=self.library,
+            revision=self.hub.commit if self.hub else None,
+            hub_id=self.hub.repository if self.hub else None,
+            base_models=find_bases(self.card),
+            license=licence.get("license"),
+            license_link=licence.get("license_link"),
+            dtype=str(FLOATS[self.kind]).removeprefix("torch."),
+        )
 
     @cached_property
     def kind(self) -> str:
@@ -108,16 +106,6 @@ class Repository:
         return count if isinstance(count, int) else len(labels) if isinstance(labels, dict) else 0
 
     @property
-    def licence(self) -> dict[str, str]:
-        """What its card says about the licence."""
-        return find_licence(self.card)
-
-    @property
-    def bases(self) -> tuple[str, ...]:
-        """What its card says about its bases."""
-        return find_bases(self.card)
-
-    @property
     def companions(self) -> dict[str, Path]:
         """Tokenizer, generation configuration and the like; a link out of the folder is not followed."""
         found = {name: self.folder / name for name in COMPANIONS if (self.folder / name).is_file()}
@@ -128,19 +116,27 @@ class Repository:
         return found
 
     @cached_property
-    def tokenizer(self) -> dict[str, Any] | None:
-        """Its tokenizer.json, as plain values."""
+    def tokens(self) -> Mapping[int, str] | None:
+        """The token of each row, as its tokenizer.json tells; None if it has none."""
+        return None if self._words is None else self._words[0] | self._words[1]
+
+    @cached_property
+    def trained_tokens(self) -> Mapping[int, str]:
+        """Those that were not added to the vocabulary afterwards, as special tokens are."""
+        words, added = self._words or ({}, {})
+        return {row: word for row, word in words.items() if row not in added}
+
+    @cached_property
+    def _words(self) -> tuple[dict[int, str], dict[int, str]] | None:
+        """Of tokenizer.json, only the tokens are kept: their merges take ten times the room."""
         if TOKENIZER not in self.companions:
             return None
         try:
-            found = read_json(self.companions[TOKENIZER], MAX_DOCUMENT_BYTES)
+            content = read_json(self.companions[TOKENIZER], MAX_DOCUMENT_BYTES)
         except (OSError, ValueError) as error:
             raise ModelError(f"{TOKENIZER} in '{self.reference}' cannot be read: {error}") from error
-        return found if isinstance(found, dict) else None
-
-    def tokens(self, *, added: bool) -> dict[int, str]:
-        """The token of each row, as far as tokenizer.json tells; with those that were `added` to the trained ones."""
-        content = self.tokenizer or {}
+        if not isinstance(content, dict):
+            return None
         model, extra = content.get("model"), content.get("added_tokens")
         words = model.get("vocab") if isinstance(model, dict) else None
         found: dict[int, str] = {}
@@ -149,35 +145,42 @@ class Repository:
         elif isinstance(words, list):  # with their scores
             found = {row: str(each[0]) for row, each in enumerate(words) if isinstance(each, list) and each}
         named = [each for each in extra if isinstance(each, dict)] if isinstance(extra, list) else []
-        special = {row: str(each.get("content")) for each in named if isinstance(row := each.get("id"), int)}
-        if added:
-            return found | special
-        return {row: word for row, word in found.items() if row not in special}
+        return found, {row: str(each.get("content")) for each in named if isinstance(row := each.get("id"), int)}
 
 
 def open_repository(
-    reference: str | Path | nn.Module, loading: Mapping[str, Any], place: Path, *, peek: bool = False
+    reference: str | Path | nn.Module,
+    loading: Mapping[str, Any],
+    place: Path,
+    *,
+    peek: bool = False,
+    companions: Iterable[str] = COMPANIONS,
+    base: Repository | None = None,
+    force_base: bool = False,
 ) -> Repository:
     """Find the files of a model; `place` is an empty folder for what has to be written first.
 
-    With `peek`, only configuration, headers and tokenizer of a model on the Hub are fetched. A model from Python, a
-    file with `arch` or a pickle is saved as a folder, which then is read like any other.
+    With `peek`, only configuration, headers and `companions` of a model on the Hub are fetched. A model from Python, a
+    file with `arch` or a pickle is saved as a folder, which then is read like any other. An adapter is read as what it
+    makes of `base`; `force_base`: also if it names another one.
     """
     text = str(reference)
     folder = Path(text.removeprefix("local-dir:")).expanduser()
     if not isinstance(reference, nn.Module) and not loading["arch"]:
-        if folder.is_dir():
-            files = weight_files(folder, text, allow_pickle=loading["allow_pickle"])
-            if all(path.suffix == ".safetensors" for path in files):
-                return _read(text, folder, files, None)
-        elif not folder.exists() and is_on_hub(text):
+        hub = None
+        if not folder.exists() and is_on_hub(text):
             hub = HubModel(text, clean_token(loading["token"]), place if peek else None)
-            for name in (MODEL_CONFIG, CARD, PORT, *COMPANIONS):
+            for name in (MODEL_CONFIG, CARD, PORT, ADAPTER_CONFIG, *companions):
                 hub.fetch(name)
             hub.fetch_weights(loading["allow_pickle"])
-            files = weight_files(hub.folder, text, allow_pickle=loading["allow_pickle"])
+            folder = hub.folder
+        if folder.is_dir():
+            check_pins(folder, text, hub)
+            if holds_adapter([path.name for path in folder.iterdir()]):
+                return _adapt(text, folder, hub, base, force_base)
+            files = weight_files(folder, text, allow_pickle=loading["allow_pickle"])
             if all(path.suffix == ".safetensors" for path in files):
-                return _read(text, hub.folder, files, hub)
+                return _read(text, folder, files, hub)
     checkpoint = load_checkpoint(reference, **loading)
     save_model(place, checkpoint.weights, checkpoint, labels=checkpoint.labels)
     name = checkpoint.reference if isinstance(reference, nn.Module) else text
@@ -185,23 +188,109 @@ def open_repository(
 
 
 def _read(reference: str, folder: Path, files: list[Path], hub: HubModel | None) -> Repository:
-    check_pins(folder, reference, hub)
-    tensors = {}
-    for path in files:
-        header, begin = read_header(path)
-        for name, each in header.items():
-            start, end = each["data_offsets"]
-            tensors[name] = Stored(path, each["dtype"], tuple(each["shape"]), begin + start, end - start)
     if not (folder / MODEL_CONFIG).is_file():
         raise ModelError(f"'{reference}' has no {MODEL_CONFIG}; save the model with the library that made it")
-    config = read_config(folder / MODEL_CONFIG)
-    card = read_card(folder / CARD) if (folder / CARD).is_file() else {}
-    return Repository(reference, folder, tuple(files), tensors, config, card, hub)
+    config, card = read_config(folder / MODEL_CONFIG), read_card(folder / CARD)
+    return Repository(reference, folder, tuple(files), find_tensors(files), config, card, hub)
 
 
-def copy_companion(path: Path, target: Path) -> None:
-    """Copy a small file of untrusted origin."""
-    try:
-        target.write_bytes(read_bytes(path, MAX_DOCUMENT_BYTES))
-    except ValueError as error:
-        raise ModelError(f"'{path}' cannot be copied: {error}") from error
+# ---- adapters
+
+_TURNED = ("gpt2", "openai-gpt")
+"""Models whose matrices are transposed, which PEFT notes for the last of them only."""
+
+
+@dataclass(frozen=True)
+class AdaptedTensor(StoredTensor):
+    """A tensor of the old base, and what an adapter adds to it: two factors and a number, multiplied as it is read."""
+
+    base: StoredTensor
+    down: StoredTensor
+    up: StoredTensor
+    factor: float
+
+    def read(self, start: int = 0, count: int | None = None) -> Tensor:
+        """Some of its numbers, in float32."""
+        count = self.numbers - start if count is None else count
+        rank, width = self.down.shape[0], self.numbers // self.shape[0]
+        first, last = start // width, -(-(start + count) // width)
+        up = self.up.read(first * rank, (last - first) * rank).float().view(-1, rank)
+        added = (up @ self.down.read().float().view(rank, width)).flatten()
+        return self.base.read(start, count).float().add(added[start - first * width :][:count], alpha=self.factor)
+
+
+def _adapt(reference: str, folder: Path, hub: HubModel | None, base: Repository | None, force_base: bool) -> Repository:
+    """The old base with a LoRA adapter of it, and with the modules that the adapter holds whole."""
+    if base is None:
+        raise ModelError(f"'{reference}' is an adapter, and no whole model; only the tuned model (--src-ft) may be one")
+    files = (folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG)
+    if not files[0].is_file():
+        raise ModelError(no_adapter_weights(reference))
+    adapter = StoredAdapter(reference, read_config(files[1]), {}, None, {}, hub)
+    options, note = check_config(adapter), check_base(adapter, base.facts, force=force_base)
+    layers: dict[str, dict[str, StoredTensor]] = {}
+    found = dict(base.tensors)
+    for key, tensor in find_tensors(files[:1]).items():
+        name, mark, part = key.removeprefix(PREFIX).replace(".base_layer.", ".").partition(".lora_")
+        if mark:
+            layers.setdefault(name, {})[part] = tensor
+        else:
+            _find_place(base, name, reference)
+            found[name] = tensor
+    turned = options.get("fan_in_fan_out") or base.config.get("model_type") in _TURNED
+    plain = options["peft_type"] == "LORA" and not options.get("use_dora") and not turned
+    if not plain or any(each.keys() != {"A.weight", "B.weight"} for each in layers.values()):
+        raise ModelError(
+            f"'{reference}' is no plain LoRA adapter, and without images no other is read: merge it with PEFT "
+            "(merge_and_unload), and give the merged model"
+        )
+    for layer, parts in layers.items():
+        name, down, up = f"{layer}.weight", parts["A.weight"], parts["B.weight"]
+        place = found.get(name) or _find_place(base, name, reference)
+        rank = _choose(options, "rank_pattern", "r", layer)
+        alpha = _choose(options, "alpha_pattern", "lora_alpha", layer)
+        expected = [(rank, *place.shape[1:]), (*place.shape[:1], rank, *(1 for _ in place.shape[2:]))]
+        floats = all(each.kind in FLOATS for each in (place, down, up))
+        known = isinstance(alpha, (int, float)) and rank and floats and len(place.shape) > 1
+        if [down.shape, up.shape] != expected or not known:
+            raise ModelError(
+                f"the factors of '{layer}' in '{reference}' do not fit '{name}' of '{base.reference}' "
+                f"({list(place.shape)} in {place.kind}) and {ADAPTER_CONFIG}; is that the base it was trained on?"
+            )
+        factor = alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
+        found[name] = AdaptedTensor(files[0], place.kind, place.shape, 0, place.size, place, down, up, factor)
+    config, notes = _describe_adapted(base, found, folder), (note,) if note else ()
+    return Repository(reference, folder, files, found, config, read_card(folder / CARD), hub, True, notes)
+
+
+def _describe_adapted(base: Repository, tensors: Mapping[str, StoredTensor], folder: Path) -> dict[str, Any]:
+    """The configuration of a base with an adapter, which may have given it another head or another vocabulary."""
+    config = dict(base.config)
+    for name, old in base.tensors.items():
+        rows = tensors[name].shape[:1]
+        if rows != old.shape[:1] and name in base.tables:
+            config["vocab_size"] = rows[0]
+        elif rows != old.shape[:1]:
+            config = {key: value for key, value in config.items() if key not in HEAD_ENTRIES}
+            config["num_classes" if base.library == "timm" else "num_labels"] = rows[0]
+    return config | (dict(read_config(folder / MODEL_CONFIG)) if (folder / MODEL_CONFIG).is_file() else {})
+
+
+def _find_place(base: Repository, name: str, reference: str) -> StoredTensor:
+    """The tensor of a base that an adapter changes; where an output layer is tied to the embeddings, those."""
+    place = base.tensors.get(name) or (base.tensors[base.tables[0]] if len(base.tables) == 1 else None)
+    if place is None or (name not in base.tensors and "head" not in name):
+        raise ModelError(f"'{reference}' changes '{name}', which '{base.reference}' does not have; is that its base?")
+    return place
+
+
+def _choose(options: Mapping[str, Any], pattern: str, usual: str, layer: str) -> Any:
+    """The rank or alpha of a layer, as PEFT chooses it; PEFT's own default for both is 8."""
+    known = options.get(pattern) or {}
+    key = next((each for each in known if re.match(rf"(.*\.)?({each})$", layer)), None)
+    return known[key] if key is not None else options.get(usual, 8)
+
+
+def sample_side(side: Repository, names: Collection[str]) -> Mapping[str, Tensor]:
+    """Some numbers of some of these tensors; of an adapter, there is no sample."""
+    return {} if side.is_adapter else sample_weights(side.files, side.hub, names)

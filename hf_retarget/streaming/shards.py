@@ -14,20 +14,26 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from hf_retarget.errors import PortError
 from hf_retarget.files import atomic_path, write_json
 from hf_retarget.models.weights import FLOATS, INDEX
+from hf_retarget.names import MODEL_CONFIG
 from hf_retarget.streaming.repository import Repository
 from hf_retarget.streaming.sums import Sum
 from hf_retarget.words import size
 
 LARGEST = 5_000_000_000
-"""Bytes of a file, at most, unless a single tensor has more; smaller if the files of the new base are."""
+"""Bytes of a file, at most, unless a single tensor has more; smaller if the shards of the new base are."""
 
 
 def plan_shards(sums: Iterable[Sum], like: Repository) -> dict[str, list[Sum]]:
-    """The files of the result, each with its tensors; not larger than the largest of the new base."""
+    """The files of the result, each with its tensors; timm reads only one."""
     known = {each.name: each for each in sums}
-    largest = max(sum(each.size for each in like.tensors.values() if each.path == path) for path in like.files)
+    most = LARGEST
+    if like.library == "timm":
+        most = sum(each.size for each in known.values())
+    elif len(like.files) > 1:
+        sizes = (sum(each.size for each in like.tensors.values() if each.path == path) for path in like.files)
+        most = min(LARGEST, max(sizes))
     empty = {name: torch.empty(each.size, dtype=torch.uint8, device="meta") for name, each in known.items()}
-    split = split_torch_state_dict_into_shards(empty, max_shard_size=max(1, min(LARGEST, largest)))
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=max(1, most))
     return {file: [known[name] for name in names] for file, names in split.filename_to_tensors.items()}
 
 
@@ -56,6 +62,17 @@ def write_shard(path: Path, sums: Iterable[Sum], alpha: float, update: float) ->
 
 def _width(one: Sum) -> int:
     return FLOATS[one.kind].itemsize if one.kind in FLOATS else one.size // max(1, one.numbers)
+
+
+def merge_adapter(side: Repository, base: Repository, folder: Path) -> None:
+    """Write a tuned model that is an adapter as a whole one, in the type of its base."""
+    kinds = {name: base.kind if each.kind in FLOATS else each.kind for name, each in side.tensors.items()}
+    sums = [Sum(name, kinds[name], each.shape, (None, each, None), 0, "tuned") for name, each in side.tensors.items()]
+    shards = plan_shards(sums, base)
+    for file, each in shards.items():
+        write_shard(folder / file, each, alpha=1.0, update=1.0)
+    write_index(folder, shards)
+    write_json(folder / MODEL_CONFIG, side.config)
 
 
 def write_index(folder: Path, shards: dict[str, list[Sum]]) -> None:

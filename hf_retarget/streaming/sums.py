@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hf_retarget.document import RelationFacts
-from hf_retarget.errors import ModelError, NotFiniteError, PortError
+from hf_retarget.errors import ModelError, NotFiniteError
 from hf_retarget.models.relation import RELATED, measure_relation
-from hf_retarget.models.weights import FLOATS, describe_differences
+from hf_retarget.models.weights import FLOATS, KINDS, StoredTensor, describe_differences
 from hf_retarget.names import SIDES
-from hf_retarget.streaming.repository import Repository, Stored
+from hf_retarget.streaming.repository import HEAD_ENTRIES, Repository
 from hf_retarget.words import plural
 
 Sides = Mapping[str, Repository]
@@ -36,7 +36,7 @@ class Sum:
     kind: str
     """The type of its numbers, as safetensors calls it."""
     shape: tuple[int, ...]
-    parts: tuple[Stored | None, Stored | None, Stored | None]
+    parts: tuple[StoredTensor | None, StoredTensor | None, StoredTensor | None]
     """The tensors of the old base, the tuned model and the new base."""
     common: int
     """How many numbers are summed."""
@@ -44,7 +44,7 @@ class Sum:
     """The side of the others."""
 
     @property
-    def others(self) -> Stored:
+    def others(self) -> StoredTensor:
         """Where the others are."""
         found = self.parts[tuple(SIDES).index(self.rest)]
         assert found is not None
@@ -76,31 +76,35 @@ class Sum:
         for start in range(self.common, self.numbers, BLOCK):
             yield self._narrow(self._widen(self.others, start, self.numbers))
 
-    def _widen(self, stored: Stored, start: int, end: int) -> Tensor:
+    def _widen(self, stored: StoredTensor, start: int, end: int) -> Tensor:
         wide = torch.float64 if any(each and each.kind == "F64" for each in self.parts) else torch.float32
         return stored.read(start, min(BLOCK, end - start)).to(wide)
 
     def _narrow(self, numbers: Tensor) -> Tensor:
         found = numbers.to(FLOATS[self.kind])
-        if not numbers.sum().isfinite() or not found.sum().isfinite():  # then a closer look
-            self._check_finite(numbers, found)
-        return found
-
-    def _check_finite(self, numbers: Tensor, found: Tensor) -> None:
-        if not numbers.isfinite().all():  # NaN and infinity survive a sum
-            raise NotFiniteError(f"'{self.name}' holds NaN or infinite numbers in {self._find_broken()}; it is broken")
-        if not found.isfinite().all():
+        if found.sum().isfinite() or found.isfinite().all():  # a sum may be too large without them
+            return found
+        if numbers.isfinite().all():
             raise NotFiniteError(
                 f"'{self.name}' gets numbers up to {float(numbers.abs().max()):.3g}, too large for "
                 f"{FLOATS[self.kind]}; store it with --dtype bfloat16 or float32"
             )
+        raise self.broken()
 
-    def _find_broken(self) -> str:
-        for part in self.parts:
-            for start in range(0, part.numbers, BLOCK) if part else ():
-                if part and not part.read(start, min(BLOCK, part.numbers - start)).isfinite().all():
-                    return f"'{part.path}'"
-        return "the sum"
+    def broken(self) -> NotFiniteError:
+        """The error that names the file with NaN or infinite numbers."""
+        broken = (part.path for part in self.parts if part and not all(map(_is_finite, _read_blocks(part))))
+        where = next((f"'{path}'" for path in broken), "the sum")
+        return NotFiniteError(f"'{self.name}' holds NaN or infinite numbers in {where}; it is broken")
+
+
+def _is_finite(block: Tensor) -> bool:
+    return bool(block.isfinite().all())
+
+
+def _read_blocks(stored: StoredTensor) -> Iterator[Tensor]:
+    count = stored.numbers if stored.kind in FLOATS else stored.size
+    return (stored.read(start, min(BLOCK, count - start)) for start in range(0, count, BLOCK))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,26 +126,29 @@ class Plan:
 # ---- from headers alone
 
 
+def find_batchnorm(sides: Sides) -> str:
+    """The first side with BatchNorm layers and one of their tensors, in words; empty if there is none."""
+    found = ((side, name) for side, each in sides.items() for name in each.tensors if name.endswith("running_mean"))
+    return next((f"the {SIDES[side]} has BatchNorm layers ('{name}')" for side, name in found), "")
+
+
 def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
-    """Plan a port from the headers of three models; ModelError or PortError says why there can be none."""
+    """Plan a port from the headers of three models; ModelError says why there can be none."""
+    sides = {side: _align(each, sides["tuned"].tensors) for side, each in sides.items()}
     old, tuned, new = sides.values()
-    for side, each in sides.items():
-        if name := next((name for name in each.tensors if name.endswith("running_mean")), None):
-            raise PortError(
-                f"the {SIDES[side]} has BatchNorm layers ('{name}'), whose statistics have to be estimated again; "
-                "some images are needed (labels are not): name them with --data"
-            )
-    sums, wrong, own, left_out, fixed = [], [], [], [], []
+    sums, own, fixed = [], [], []
+    wrong, left_out = list[str](), list[str]()
     names = [*tuned.tensors, *(name for name in new.tensors if name not in tuned.tensors)]
-    for name in names:
+    for name in (each for each in names if not each.endswith("num_batches_tracked")):  # some formats leave them out
         parts = (_find(old, name, sides), _find(tuned, name, sides), _find(new, name, sides))
         kind = _choose_kind(parts, new.kind, dtype)
         if parts[1] is None:
             if parts[0] is None and parts[2] is not None:  # a table of positions, say
                 fixed.append(name)
                 sums.append(Sum(name, kind, parts[2].shape, parts, 0))
-            else:
-                left_out.append(name)
+            else:  # a head that was replaced, but not a part of a block that is there
+                block = name.rsplit(".", 2)[0]
+                (wrong if any(each.startswith(f"{block}.") for each in tuned.tensors) else left_out).append(name)
         elif parts[0] is None and parts[2] is None:
             own.append(name)
             sums.append(Sum(name, kind, parts[1].shape, parts, 0, "tuned"))
@@ -152,14 +159,31 @@ def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
     added = sum(each.common for each in sums)
     if wrong or 2 * added < sum(each.numbers for each in tuned.tensors.values() if each.kind in FLOATS):
         raise _differ(sides, wrong or own)
-    notes = [f"{_list(own)} of the tuned model, which the bases do not have: taken as they are"] if own else []
+    notes = [*tuned.notes]
+    notes += [f"{_list(own)} of the tuned model, which the bases do not have: taken as they are"] if own else []
     notes += [f"{_list(fixed)} that only the new base has: stay as they are"] if fixed else []
     notes += [f"{_list(left_out)} of the bases, which the tuned model does not have: left out"] if left_out else []
     rows, about = _describe_vocabulary(sides)
     return Plan(sides, tuple(sums), (*notes, *about), rows)
 
 
-def _find(side: Repository, name: str, sides: Sides) -> Stored | None:
+def _align(side: Repository, names: Mapping[str, Any]) -> Repository:
+    """A side by the names of the tuned model: where that has a head, all others may have a prefix, and the reverse."""
+    if side.tensors.keys() & names.keys():
+        return side
+    renamed = [{name: name for name in side.tensors}]
+    renamed += [{prefix + name: name for name in side.tensors} for prefix in _find_prefixes(names)]
+    renamed += [{name.removeprefix(prefix): name for name in side.tensors} for prefix in _find_prefixes(side.tensors)]
+    found = max(renamed, key=lambda each: len(each.keys() & names.keys()))
+    return replace(side, tensors={name: side.tensors[stored] for name, stored in found.items()})
+
+
+def _find_prefixes(names: Iterable[str]) -> set[str]:
+    """Those that libraries know; what training scripts put before all names would make a model that none loads."""
+    return {f"{name.partition('.')[0]}." for name in names} - {"module.", "_orig_mod."}
+
+
+def _find(side: Repository, name: str, sides: Sides) -> StoredTensor | None:
     """The tensor of this name; where an output layer is tied to the embeddings and not stored, the embeddings."""
     if name in side.tensors or len(side.tables) != 1:
         return side.tensors.get(name)
@@ -167,26 +191,16 @@ def _find(side: Repository, name: str, sides: Sides) -> Stored | None:
     return side.tensors[side.tables[0]] if is_table else None
 
 
-def _choose_kind(parts: Iterable[Stored | None], usual: str, dtype: str | None) -> str:
+def _choose_kind(parts: Iterable[StoredTensor | None], usual: str, dtype: str | None) -> str:
     """As the new base stores it, or as asked; what is no floating-point number stays what it is."""
     *_, tuned, new = parts
     stored = new or tuned
     if stored is None or stored.kind not in FLOATS:
         return stored.kind if stored else usual
-    return kind_of(dtype) if dtype else stored.kind if new else usual
+    return KINDS[dtype] if dtype else stored.kind if new else usual
 
 
-def kind_of(dtype: str) -> str:
-    """What safetensors calls a type of torch.
-
-    Example:
-        >>> kind_of("bfloat16")
-        'BF16'
-    """
-    return next(kind for kind, each in FLOATS.items() if str(each) == f"torch.{dtype}")
-
-
-def _fit(name: str, kind: str, parts: tuple[Stored | None, ...], sides: Sides) -> Sum | None:
+def _fit(name: str, kind: str, parts: tuple[StoredTensor | None, ...], sides: Sides) -> Sum | None:
     """A tensor that all three have; None if their shapes do not allow any sum."""
     old, tuned, new = (each for each in parts if each)
     whole = (old, tuned, new)
@@ -237,7 +251,7 @@ def _describe_vocabulary(sides: Sides) -> tuple[int | None, list[str]]:
     if len(sizes) < len(sides):
         return None, []
     rows, common, rest = fit_rows(*sizes)
-    known = [(SIDES[side], each.tokens(added=False)) for side, each in sides.items() if each.tokenizer]
+    known = [(SIDES[side], each.trained_tokens) for side, each in sides.items() if each.tokens]
     for side, words in known[1:]:
         first, other = known[0]
         differing = (row for row, word in other.items() if row < common and words.get(row, word) != word)
@@ -246,38 +260,37 @@ def _describe_vocabulary(sides: Sides) -> tuple[int | None, list[str]]:
                 f"token {row} is {other[row]!r} in the {first} and {words[row]!r} in the {side}: "
                 "their vocabularies have another order, and rows of different tokens cannot be added"
             )
+    notes = []
+    old, tuned, new = (each.tokens or {} for each in sides.values())
+    unlike = [row for row in tuned if row < common and len({old.get(row), tuned[row], new.get(row, tuned[row])}) > 2]
+    if unlike:
+        pairs = [f"{row} is {tuned[row]!r} in the tuned model and {new[row]!r} in the new base" for row in unlike]
+        notes += [f"tokens that both have added, whose rows hold the sum of both: {_name_some(pairs)}"]
     if max(sizes) > rows:
-        return rows, [
-            f"{plural(max(sizes) - rows, 'row')} of the vocabulary, which the new base does not have: left out"
-        ]
-    if rows == common:
-        return rows, []
-    words = sides[rest].tokens(added=True)
-    named = [repr(words[row]) for row in range(common, rows) if row in words]
-    more = f": {', '.join(named[:_NAMED])}{' …' if len(named) > _NAMED else ''}" if named else ""
-    plain = f"{plural(rows - common, 'row')} of the vocabulary as the {SIDES[rest]} has them{more}"
-    return rows, [f"{common:,} rows of the vocabulary are summed, {plain}"]
+        left_out = plural(max(sizes) - rows, "row")
+        notes += [f"{left_out} of the vocabulary, which the new base does not have: left out"]
+    elif rows > common:
+        words = sides[rest].tokens or {}
+        named = [repr(words[row]) for row in range(common, rows) if row in words]
+        more = f": {_name_some(named)}" if named else ""
+        plain = f"{plural(rows - common, 'row')} of the vocabulary as the {SIDES[rest]} has them{more}"
+        notes += [f"{common:,} rows of the vocabulary are summed, {plain}"]
+    return rows, notes
 
 
 def _list(names: list[str]) -> str:
-    return f"{plural(len(names), 'tensor')} ({', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''})"
+    return f"{plural(len(names), 'tensor')} ({_name_some(names)})"
+
+
+def _name_some(names: list[str]) -> str:
+    return f"{', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''}"
 
 
 # ---- from a sample of the numbers
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A plan after a look at the numbers."""
-
-    plan: Plan
-    relation: RelationFacts
-    touched: bool
-    """Whether anything was tuned besides the matrices that are summed."""
-
-
-def settle(plan: Plan, *, own_heads: bool) -> Settled:
-    """Look at a sample of all tensors: what cannot be added, what was replaced, and how the bases are related.
+def settle(plan: Plan, *, own_heads: bool) -> tuple[Plan, RelationFacts, bool]:
+    """The plan after a look at all tensors, how the bases are related, and whether more than matrices was tuned.
 
     A head of the same size that does not resemble the bases' is one for other classes: it is taken from the tuned
     model, unless `own_heads` says that heads are summed like all else.
@@ -296,6 +309,8 @@ def settle(plan: Plan, *, own_heads: bool) -> Settled:
         elif one.common:
             start, count = max(0, one.common - each) // 2, min(each, one.common)
             old, tuned, new = (part.read(start, count).double() for part in one.parts if part)
+            if not _is_finite(old + tuned + new):
+                raise one.broken()
             touched |= len(one.shape) < 2 and not torch.equal(old, tuned)
             if len(one.shape) > 1:
                 samples[0][one.name], samples[1][one.name], samples[2][one.name] = old, tuned, new
@@ -311,7 +326,7 @@ def settle(plan: Plan, *, own_heads: bool) -> Settled:
         [f"{_list(copies)} of the tuned model, a copy of its embeddings: left out, as they are tied"] if copies else []
     )
     touched = touched or any(one.rest == "tuned" for one in sums.values())
-    return Settled(replace(plan, sums=tuple(sums.values()), notes=(*plan.notes, *notes)), relation, touched)
+    return replace(plan, sums=tuple(sums.values()), notes=(*plan.notes, *notes)), relation, touched
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
@@ -339,12 +354,10 @@ def _check_untouched(one: Sum) -> None:
     )
 
 
-def _same(one: Stored, other: Stored) -> bool:
+def _same(one: StoredTensor, other: StoredTensor) -> bool:
     if (one.kind, one.shape) != (other.kind, other.shape):
         return False
-    count = one.numbers if one.kind in FLOATS else one.size
-    places = ((start, min(BLOCK, count - start)) for start in range(0, count, BLOCK))
-    return all(torch.equal(one.read(*place), other.read(*place)) for place in places)
+    return all(map(torch.equal, _read_blocks(one), _read_blocks(other)))
 
 
 # ---- the configuration
@@ -361,7 +374,7 @@ def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
     for name in {**old, **tuned}:
         if name in _ASIDE or tuned.get(name) == old.get(name) or tuned.get(name) == new.get(name):
             continue
-        if name in new and new[name] != old.get(name) and name not in _OF_HEADS:
+        if name in new and new[name] != old.get(name) and name not in (*HEAD_ENTRIES, "architectures"):
             notes.append(
                 f"'{name}' in config.json is {tuned.get(name)!r:.60} in the tuned model and {new[name]!r:.60} in the "
                 "new base; the new base's was kept"
@@ -377,11 +390,12 @@ def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
     tables = sum(len(one.shape) == 2 and one.shape[0] == plan.rows for one in plan.sums)
     if tables > len(plan.sides["target"].tables):
         new["tie_word_embeddings"] = False
+    if "auto_map" in new:
+        notes.append(
+            "config.json names code of the new base (auto_map), which is not copied: put its files beside the weights "
+            "if transformers does not know this type of model"
+        )
     for name in ("dtype", "torch_dtype"):
         if name in new:
             new[name] = str(FLOATS[kind]).removeprefix("torch.")
     return new, notes
-
-
-_OF_HEADS = ("id2label", "label2id", "num_labels", "num_classes", "label_names", "label_descriptions", "architectures")
-"""Entries about the head, which is the tuned model's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import torch
 
 from hf_retarget.document import Lead, TextFacts
 from hf_retarget.errors import DataError, ModelError
-from hf_retarget.models.transformers_models import load_language_model
+from hf_retarget.models.transformers_models import load_language_model, read_language_config
 from hf_retarget.models.weights import FLOATS
 from hf_retarget.names import TOKENIZER
 from hf_retarget.streaming.repository import Repository
@@ -32,32 +32,35 @@ MUCH, LITTLE = 0.5, 0.2
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: its lines, or the entries `text` of the lines of a .jsonl file."""
     try:
-        lines = read_bytes(Path(path).expanduser(), MAX_DOCUMENT_BYTES).decode().splitlines()
+        content = read_bytes(Path(path).expanduser(), MAX_DOCUMENT_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(
             f"the texts in '{path}' cannot be read: {error}; give a .txt or .jsonl file in UTF-8"
         ) from error
+    lines = content.replace("\r\n", "\n").split("\n")  # `splitlines` would also divide what JSON does not
     if str(path).endswith(".jsonl"):
-        lines = [_read_entry(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+        for number, line in enumerate(lines):
+            try:
+                lines[number] = str(parse_json(line)["text"]) if line.strip() else ""
+            except (ValueError, KeyError, TypeError) as error:
+                where = f"line {number + 1} of '{path}'"
+                raise DataError(f"{where} is no JSON object with an entry 'text'; correct it") from error
     texts = [line for line in lines if line.strip()][:MOST]
     if len(texts) < 2:
         raise DataError(f"there are fewer than two texts in '{path}'; give a few hundred, one a line")
     return texts
 
 
-def _read_entry(line: str, number: int, path: str | Path) -> str:
-    try:
-        return str(parse_json(line)["text"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"line {number} of '{path}' is no JSON object with an entry 'text'; correct it") from error
-
-
-def encode_texts(path: str | Path, tokenizer: Repository, most: int) -> list[list[int]]:
-    """The tokens of the texts of a file; all must be below `most`, so that every model knows them."""
+def encode_texts(path: str | Path, tokenizer: Repository, sides: Iterable[Repository]) -> list[list[int]]:
+    """The tokens of the texts of a file, all of which every model must know, and no more than each can read."""
     from tokenizers import Tokenizer
 
-    texts = read_texts(path)
-    if tokenizer.tokenizer is None:
+    texts, most, longest = read_texts(path), math.inf, LONGEST
+    for side in sides:
+        config = read_language_config(side.config, side.reference).get_text_config()
+        longest = min(longest, getattr(config, "max_position_embeddings", None) or LONGEST)
+        most = min(most, side.vocabulary or 0)
+    if tokenizer.tokens is None:
         raise ModelError(
             f"--text needs a tokenizer, and '{tokenizer.reference}' has no {TOKENIZER}; save its tokenizer there "
             "(AutoTokenizer.from_pretrained(…).save_pretrained(…)), or leave out --text"
@@ -68,7 +71,7 @@ def encode_texts(path: str | Path, tokenizer: Repository, most: int) -> list[lis
         raise ModelError(f"{TOKENIZER} in '{tokenizer.reference}' cannot be used: {error}") from error
     made.no_truncation()
     made.no_padding()
-    pieces = [each.ids[:LONGEST] for each in made.encode_batch(texts)]
+    pieces = [each.ids[:longest] for each in made.encode_batch(texts)]
     for number, piece in enumerate(pieces, 1):
         if beyond := next((each for each in piece if each >= most), None):
             raise DataError(

@@ -266,9 +266,24 @@ def test_without_images_an_adapter_cannot_be_scored(make, adapt, tmp_path):
     base = load_checkpoint(make(tmp_path / "old"))
     adapt(tmp_path / "tuned", base)
     sides = [tmp_path / name for name in ("old", "tuned", "old")]
-    with pytest.raises(PortError, match="--save-as lora needs images"):
+    with pytest.raises(PortError, match=r"--save-as lora needs images: .* extract an adapter"):
         rt.port(*sides, "none", overrides={"port.save_as": "lora", "port.rank": 8}, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_without_images_an_adapter_with_its_own_head_is_added(described, base_folder, base, adapt, tmp_path):
+    tuned = adapt(tmp_path / "tuned", base, lora_alpha=5, target_modules=["qkv", "patch_embed.proj"]).merge_and_unload()
+    if described:  # as beside an adapter that a port has become
+        save_model(tmp_path / "tuned", None, base, num_classes=3, labels=("a", "b", "c"))
+    new = {name: each + 0.01 * torch.randn_like(each) for name, each in base.weights.items()}
+    save_model(tmp_path / "new", new, base)
+    rt.port(base_folder, tmp_path / "tuned", tmp_path / "new", "none", out=tmp_path / "out")
+    found = load_checkpoint(tmp_path / "out")
+    assert (found.num_classes, found.labels) == (3, ("a", "b", "c") if described else None)
+    for name, each in tuned.state_dict().items():
+        expected = each if name.startswith("head") else new[name] + (each - base.weights[name])
+        torch.testing.assert_close(found.weights[name], expected, rtol=1e-5, atol=1e-6)
 
 
 # ---- what is refused

@@ -6,11 +6,13 @@ import json
 import shlex
 from pathlib import Path
 
+import peft
 import pytest
 import timm
 import torch
 from click.testing import CliRunner, Result
 from loopback_hub import Hub
+from tiny_lm import WORDS, make_lm, save_lm, shake
 
 import hf_retarget as rt
 from hf_retarget.cli import main
@@ -146,15 +148,40 @@ def test_finetune_json_pins_the_base_too(place, models, tmp_path, broken):
         assert (code, finding["named_by"], finding["successor"]) == (3, "finetune.json", f"lab/old@{newer}")
 
 
-def test_an_adapter_names_its_base(place, connected):
+def test_an_adapter_names_its_base_and_its_command_runs(place, connected, models, tmp_path):
     place("lab/old", "old", "new_version: lab/new")
     place("lab/new", "new")
-    config = {"peft_type": "LORA", "base_model_name_or_path": "lab/old", "revision": None}
-    connected.repository("ada/lora", {"adapter_config.json": json.dumps(config).encode(), "README.md": b"---\n---\n"})
+    model = peft.get_peft_model(load_checkpoint(models / "old").build(), peft.LoraConfig(target_modules=["qkv"], r=2))
+    for name, each in model.named_parameters():
+        torch.nn.init.normal_(each) if "lora_B" in name else None
+    model.save_pretrained(tmp_path / "lora")
+    path = tmp_path / "lora" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": "lab/old"}))
+    connected.repository("ada/lora", files(tmp_path / "lora", "library_name: peft"))
     code, found = look("ada/lora")
     finding = found["ada/lora"]
     assert (code, finding["named_by"], finding["fits"]) == (3, "adapter_config.json", True)
-    assert "--src-ft ada/lora" in str(finding["command"])
+    command = shlex.split(str(finding["command"]))
+    assert command[-2:] == ["--data", "none"]
+    result = CliRunner().invoke(main, [*command[1:], "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    sides = [load_checkpoint(each).weights for each in (models / "old", models / "new", tmp_path / "out")]
+    old, new, ported = (each["blocks.0.attn.qkv.weight"] for each in sides)
+    added = model.merge_and_unload().state_dict()["blocks.0.attn.qkv.weight"] - old
+    torch.testing.assert_close(ported - new, added, rtol=1e-4, atol=1e-6)
+
+
+def test_a_base_with_more_tokens_fits(connected, tmp_path):
+    old = make_lm()
+    for name, model in {"old": old, "tuned": shake(old, 0.05, 1), "new": shake(old, 0.02, 2, len(WORDS) + 3)}.items():
+        save_lm(model, tmp_path / name)
+    connected.repository("lab/lm", files(tmp_path / "old", "new_version: lab/lm-new"))
+    connected.repository("lab/lm-new", files(tmp_path / "new"))
+    connected.repository("ada/law", files(tmp_path / "tuned", "base_model: lab/lm"))
+    code, found = look("ada/law")
+    finding = found["ada/law"]
+    assert (code, finding["fits"], finding["relation"]["word"]) == (3, True, "same lineage"), finding
+    assert str(finding["command"]).endswith("--data none")
 
 
 @pytest.mark.parametrize("name", ["/home/eve/base", "../../etc/passwd", "--out", "a b", 3, ["x"], ""])
@@ -176,7 +203,7 @@ def test_shapes_that_do_not_fit_and_heads_that_may_differ(place):
     code, found = look("ada/birds")
     finding = found["ada/birds"]
     assert (code, finding["fits"], finding["command"]) == (3, False, None)
-    assert "it cannot be ported, as" in finding["notes"][0]
+    assert "it cannot be ported: " in finding["notes"][0]
     place("lab/resnet", "resnet", "new_version: lab/resnet-new")
     place("lab/resnet-new", "resnet-new")
     place("ada/resnet", "resnet-birds", "base_model: [lab/resnet]")

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import hf_retarget as rt
 from hf_retarget.cli import main
 from hf_retarget.document import read_document
-from hf_retarget.models import load_checkpoint
+from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.streaming.sums import fit_rows
 
 
@@ -138,6 +138,8 @@ def test_the_card_and_the_page_say_what_it_is(trio, tmp_path):
     assert "license: apache-2.0" in card
     assert "Not scored" in card
     assert "Images:" not in card
+    assert "classes" not in card
+    assert "paired difference" not in card
     assert "same lineage" in page
     assert "model.safetensors sha256" in page
     with pytest.raises(rt.RetargetError, match="without images"):
@@ -146,12 +148,13 @@ def test_the_card_and_the_page_say_what_it_is(trio, tmp_path):
 
 def test_what_the_fine_tuning_changed_in_the_configuration_goes_along(trio, tmp_path):
     change_config(trio["src_ft"], eos_token_id=7, rope_scaling=None, hidden_act="silu", torch_dtype="float16")
-    change_config(trio["new_base"], max_position_embeddings=128, attention_dropout=0.1)
+    change_config(trio["new_base"], max_position_embeddings=128, attention_dropout=0.1, auto_map={"AutoModel": "a.B"})
     change_config(trio["src_ft"], attention_dropout=0.2)
     done = port(trio, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["eos_token_id"], config["max_position_embeddings"], config["attention_dropout"]) == (7, 128, 0.1)
     assert any("attention_dropout" in note and "0.2" in note for note in done.document.notes)
+    assert any("code of the new base (auto_map), which is not copied" in note for note in done.document.notes)
 
 
 # ---- vocabularies
@@ -179,6 +182,37 @@ def test_vocabularies_of_different_length(tmp_path, tuned, new, rows, tokenizer)
     words = {2: "'<one>', '<two>'", 3: "'<one>', '<two>', '<three>'", 0: "'9', '<unk>'"}[rows]
     assert any(words in note for note in done.document.notes)
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")(torch.arange(5)[None])
+
+
+def test_rows_without_tokens_may_be_cut_or_used(tmp_path):
+    """Vocabularies are padded; a fine-tuning cuts that, or gives a row to a token of its own."""
+    old, mine = make_lm(vocab_size=len(WORDS) + 8), [*WORDS, "<mine>"]
+    trio = {
+        "src_base": save_lm(old, tmp_path / "old"),
+        "src_ft": save_lm(shake(old, 0.05, 1, len(mine)), tmp_path / "tuned", mine),
+        "new_base": save_lm(shake(old, 0.02, 2), tmp_path / "new"),
+    }
+    port(trio, tmp_path / "cut")
+    assert len(weights_of(tmp_path / "cut")["lm_head.weight"]) == len(WORDS) + 8
+    assert "<mine>" in (tmp_path / "cut" / "tokenizer.json").read_text(), "the new base has no token that it lacks"
+    save_lm(shake(old, 0.05, 1), trio["src_ft"], mine)
+    save_lm(shake(old, 0.02, 2), trio["new_base"], [*WORDS, "<theirs>"])
+    (note,) = (each for each in port(trio, tmp_path / "both").document.notes if "both" in each)
+    assert f"{len(WORDS)} is '<mine>' in the tuned model and '<theirs>' in the new base" in note
+
+
+@pytest.mark.parametrize("bare", [("src_base", "new_base"), ("src_base",), ("src_ft",)])
+def test_models_with_and_without_the_prefix_of_a_head(tmp_path, bare):
+    """As GPT-2 is published: without the `transformer.` that its fine-tunings have."""
+    trio = save_trio(tmp_path, "gpt2")
+    expected = add(trio)
+    for side in bare:
+        rewrite(trio[side], lambda weights: [weights.update({n[12:]: weights.pop(n)}) for n in list(weights)])
+    rewrite(trio["src_base"], lambda weights: weights.update({"h.0.attn.bias": torch.ones(1, 1, 4, 4)}))  # a mask
+    done = port(trio, tmp_path / "out")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+    assert not any("stay" in note or "taken" in note for note in done.document.notes)
 
 
 def test_vocabularies_that_cannot_be_added(trio, tmp_path):
@@ -236,6 +270,23 @@ def test_modules_heads_and_files(tmp_path):
     rt.port(*files, "none", arch="test_vit", allow_pickle=True, out=tmp_path / "again")
     again = load_checkpoint(tmp_path / "again").weights
     assert all(torch.equal(each, again[name]) for name, each in made.weights.items())
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}])
+def test_a_model_of_timm_stays_one_file_that_timm_loads(tmp_path, options):
+    """Also where it has more numbers than the new base, or wider ones."""
+    import timm
+
+    torch.manual_seed(0)
+    old, wide = timm.create_model("test_vit", num_classes=3), timm.create_model("test_vit", num_classes=90)
+    weights, sides = old.state_dict(), []
+    for name, model in (("old", old), ("tuned", wide), ("new", old)):
+        own = {k: v for k, v in model.state_dict().items() if k.startswith("head")}
+        moved = {k: v + 0.01 * torch.randn_like(v) for k, v in weights.items()} | own
+        sides.append(save_model(tmp_path / name, moved, load_checkpoint(model), dtype=torch.bfloat16))
+    rt.port(*sides, "none", out=tmp_path / "out", **options)
+    found = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    assert torch.equal(found.head.weight, load_file(sides[1] / "model.safetensors")["head.weight"].float())
 
 
 def test_a_head_of_the_same_size_for_other_classes_is_taken_as_it_is(tmp_path):
@@ -340,7 +391,7 @@ def test_a_full_disk_is_one_line_and_the_port_continues(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[-1] - 100, before[1]))
     try:
-        with pytest.raises(rt.PortError, match=r"cannot write '.*out': .*; the same command with --resume continues"):
+        with pytest.raises(rt.PortError, match=r"cannot work in '.*out': .*; the same command with --resume continues"):
             port(trio, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -378,7 +429,9 @@ def _break(trio, what: str) -> None:
     elif what == "deeper":
         rewrite(new, lambda weights: weights.pop("model.layers.1.self_attn.q_proj.weight"))
     elif what == "nothing in common":
-        rewrite(tuned, lambda weights: [weights.update({f"x.{name}": weights.pop(name)}) for name in list(weights)])
+        rewrite(
+            tuned, lambda weights: [weights.update({f"module.{name}": weights.pop(name)}) for name in list(weights)]
+        )
     elif what == "cut off":
         (new / "model.safetensors").write_bytes((new / "model.safetensors").read_bytes()[:-10])
     elif what == "not finite":

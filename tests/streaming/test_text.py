@@ -124,6 +124,8 @@ def test_texts_of_lines_and_of_json(tmp_path):
     assert len(read_texts(tmp_path / "a.txt")) == MOST
     (tmp_path / "a.jsonl").write_text('{"text": "one\\nmore"}\n\n{"text": "two", "more": 1}\n')
     assert read_texts(tmp_path / "a.jsonl") == ["one\nmore", "two"]
+    (tmp_path / "b.jsonl").write_bytes('\ufeff{"text": "one\u2028more"}\r\n{"text": "two"}'.encode())
+    assert read_texts(tmp_path / "b.jsonl") == ["one\u2028more", "two"]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,13 @@ def test_models_that_cannot_read_texts(tmp_path, texts):
         port(trio, tmp_path / "out", text=texts)
     with pytest.raises(rt.PortError, match="say --data none"):
         rt.port(*trio.values(), "cub", text=texts)
+
+
+def test_texts_are_cut_to_what_the_models_can_read(tmp_path, texts):
+    """GPT-2 has a table of positions, and cannot read beyond it."""
+    trio = save_trio(tmp_path, "gpt2", max_position_embeddings=12)
+    facts = port(trio, tmp_path / "out", text=texts).document.text
+    assert (facts.texts, facts.tokens) == (30, 30 * 11)
 
 
 def test_tokens_that_the_old_base_does_not_know(tmp_path, texts):
