@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from quality.images import Pictures
 from quality.pairs import PAIRS, Noisy, make_bases, tune
-from quality.pays_page import RESULTS, draw_drifts, write_tables
+from quality.pays_page import RESULTS, draw_drifts, draw_prices, write_tables
 
 import hf_retarget as rt
 from hf_retarget.data import load_data
@@ -54,10 +54,17 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "few": {"data.limit": 111},
     "few-labels": {"data.limit": 111, "port.targets": "labels"},
     "few-teacher": {"data.limit": 111, "port.targets": "teacher"},
+    "all-labels": {"port.targets": "labels"},
+    "all-both": {"port.targets": "both"},
+}
+SITUATIONS |= {
+    f"{count}-{targets}": {"each": count, "port.targets": targets}
+    for count in (20, 5, 1)
+    for targets in ("labels", "teacher", "both", "auto")
 }
 """What is asked of the port, besides `--control none`. Of 111 training images, eleven are to validate on. `tuned` says
 whether the old base was fine-tuned at one rate without or with the images to validate on; `noisy` has everything scored
-on noisy test images, too."""
+on noisy test images, too; `each` leaves so many training images of each class."""
 LEVELS = 36
 """Standard deviation of the noise of those, in levels of 256: as much as the robust bases were trained with."""
 
@@ -72,8 +79,9 @@ def measure(name: str, seed: int, situation: str) -> dict[str, Any]:
     if changes.pop("noisy", False):
         more["also_data"] = {side: add_noise(each) for side, each in bench.pictures.items()}
     images: Mapping[str, Any] = bench.pictures
-    if limit := changes.pop("data.limit", None):
-        images = {**images, "train": _take(images["train"], bench.task.classes, limit, seed)}
+    limit, each = changes.pop("data.limit", None), changes.pop("each", None)
+    if limit or each:
+        images = {**images, "train": _take(images["train"], bench.task.classes, limit, each, seed)}
     if "finetune.steps" in changes:
         rates, how = sorted(bench.task.rates or bench.task.tuning.lrs), bench.task.tuning
         changes = {**replace(how, batch=bench.task.batch).overrides(rates[len(rates) // 2], seed), **changes}
@@ -130,13 +138,16 @@ def add_noise(pictures: Pictures) -> Pictures:
     return Pictures(arrays, pictures.targets, pictures.classes)
 
 
-def _take(pictures: Pictures, classes: tuple[str, ...], count: int, seed: int) -> Pictures:
-    """A few pictures of the classes of the task."""
-    wanted = {pictures.classes.index(each) for each in classes or pictures.classes}
+def _take(pictures: Pictures, classes: tuple[str, ...], count: int | None, each: int | None, seed: int) -> Pictures:
+    """A few pictures of the classes of the task: `count` in all, or of `each`."""
+    wanted = {pictures.classes.index(name) for name in classes or pictures.classes}
     there = [number for number, label in enumerate(pictures.targets) if label in wanted]
-    order = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed))[:count]
-    chosen = sorted(there[int(each)] for each in order)
-    return Pictures(pictures.arrays[chosen], [pictures.targets[each] for each in chosen], pictures.classes)
+    order = torch.randperm(len(there), generator=torch.Generator().manual_seed(seed)).tolist()
+    drawn = [there[number] for number in order]
+    if each is not None:
+        drawn = [one for label in wanted for one in [one for one in drawn if pictures.targets[one] == label][:each]]
+    chosen = sorted(drawn[:count])
+    return Pictures(pictures.arrays[chosen], [pictures.targets[one] for one in chosen], pictures.classes)
 
 
 def train_plainly(name: str, seed: int, situation: str) -> dict[str, Any]:
@@ -231,6 +242,7 @@ def main(
     if page is not None:
         page.write_text(write_tables(), "utf-8")
         draw_drifts(page.parent / "images")
+        draw_prices(page.parent / "images" / "price-pays.png")
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def load_basins(out: Path) -> dict[str, list[dict[str, Any]]]:
 def copy_pictures(out: Path, images: Path) -> dict[str, Path]:
     """The planes of the first seeds, beside the other pictures."""
     drawn = {}
-    for path in sorted(out.glob("*/plane/seed-0/plane/plane.svg")):
+    for path in sorted(out.glob("*/plane/seed-0/plane/plane.png")):
         name = f"plane-{path.parents[3].name}"
         images.mkdir(parents=True, exist_ok=True)
-        drawn[name] = Path(shutil.copyfile(path, images / f"{name}.svg"))
+        drawn[name] = Path(shutil.copyfile(path, images / f"{name}.png"))
     return drawn

@@ -34,7 +34,7 @@ class Pictures:
 
 
 def load_images(name: str, size: int, cache: Path | None = None) -> Splits:
-    """The training and test pictures of a set: mnist, fashion-mnist, cifar10 or flowers.
+    """The training and test pictures of a set: mnist, fashion-mnist, cifar10, flowers or turned-flowers.
 
     Example:
         >>> len(load_images("fashion-mnist", 28)["train"]) >= 6000
@@ -45,6 +45,8 @@ def load_images(name: str, size: int, cache: Path | None = None) -> Splits:
         with np.load(kept) as file:
             names = tuple(file["classes"].tolist())
             return {side: Pictures(file[side], file[f"{side}_targets"].tolist(), names) for side in ("train", "test")}
+    if name == "turned-flowers":
+        return {side: _turn(each) for side, each in load_images("flowers", size, cache).items()}
     splits = _mnist() if name == "mnist" and find_images(name) else _tables(name, size)
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +58,7 @@ def load_images(name: str, size: int, cache: Path | None = None) -> Splits:
 
 def find_images(name: str) -> Path | None:
     """Where a set of images is; None if it is not there."""
+    name = name.removeprefix("turned-")
     places = [SHARED / "data" / name.replace("-", "_"), EMBEDDED / name]
     return next((place for place in places if place.is_dir()), None)
 
@@ -83,6 +86,14 @@ def _tables(name: str, size: int) -> Splits:
         arrays = np.stack([np.asarray(_cut(picture, size)) for picture in table["image"]])
         splits[str(side)] = Pictures(arrays, list(table["label"]), tuple(table.features["label"].names))
     return splits
+
+
+def _turn(pictures: Pictures) -> Pictures:
+    """Which flower, and which way up: every picture once, turned by a quarter of its number; four times the classes."""
+    quarters = [number % 4 for number in range(len(pictures))]
+    arrays = np.stack([np.rot90(each, turns) for each, turns in zip(pictures.arrays, quarters, strict=True)])
+    targets = [4 * label + turns for label, turns in zip(pictures.targets, quarters, strict=True)]
+    return Pictures(arrays, targets, tuple(f"{each}, {turns * 90}°" for each in pictures.classes for turns in range(4)))
 
 
 def _cut(picture: Image.Image, size: int) -> Image.Image:

@@ -93,6 +93,8 @@ PAIRS: dict[str, Pair] = {
     "mobilenet-far": Pair("mobilenet-flowers", "torchvision", Onward(40, 0.003, noisy=True)),
     "resnet20": Pair("resnet20-flowers", "akamaster", "bognev"),
     "resnet20-back": Pair("resnet20-flowers-back", "bognev", "akamaster"),
+    "turned-near": Pair("resnet20-turned", "akamaster", Onward(100, 0.01)),
+    "turned": Pair("resnet20-turned", "akamaster", "bognev"),
     "vit": Pair("vit-6to4", "seed-0", "seed-1"),
     "conv8": Pair("cifar-6to4", "seed-0", "seed-1"),
     "mobilenet": Pair("mobilenet-flowers", "google", "torchvision"),

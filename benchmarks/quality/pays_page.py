@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from hf_retarget.contenders import find_contender
 from quality.pairs import DRIFTS, PAIRS
+from quality.rule import judge_rules, list_cases
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "pays"
 
@@ -57,10 +60,37 @@ noisy images* is `--also-data-fit`.
 """
 
 _PRICE = """
+## Accuracy over price
+
+What each contender costs, in gradients of a minibatch, and what it is worth on test images: the port, its parts, and
+plain fine-tuning of the new base with 10 to 100 minibatches, at the best of two to four rates.
+
+![accuracy over price, four pairs of bases](images/price-pays.png)
+
 ## Flips, and what they cost
 
 Test images that the tuned model has right and the other one wrong, and the reverse (*−/+*), and the price in gradients
 of a minibatch, a forward pass being a third of one. *plain-60* is the new base, fine-tuned with 60 minibatches.
+"""
+
+_LABELS = """
+## How many labels?
+
+ResNet-20 with so many training images of each class, a tenth of them to choose by; what gradients, heads and
+fine-tuning aimed at: *labels*, the *teacher* (the tuned model's answers), or *auto*, which lets validation images
+choose. *resnet20*: independent bases, five kinds of flowers. *turned-near*: bases of one lineage, twenty classes (which
+flower, and which way up), on which a closed-form head is far from enough.
+"""
+
+_PAY = """
+## Will it pay?
+
+Before any image is read, `check` knows the relation of the bases, their distance, and whether the network has
+BatchNorm. How far do these tell which is best on test images: a port without gradients, a closed-form head, or 60
+minibatches of plain fine-tuning with all labels? Each family of rules was fitted on all networks but one and tried on
+that one. *lost*: points behind the best action; *right*: share of cases in which that was at most one point. The
+advice of `check` was made with all of these cases in view. Independent MobileNetV2 bases, on which a head is enough for
+flowers, are not among them: there it would say *retrain*.
 """
 
 _SEEN = """
@@ -130,7 +160,7 @@ def write_tables() -> str:
     page += _APART
     columns = ("naive", "head", "fgmt", "fgmt-sign", "teacher-plus-50", "distil-50", "plain-100")
     page += _compare(found, found.apart(), (*columns, "few", "few-labels", "few-teacher"))
-    page += _write_robust(found) + _write_flips(found)
+    page += _write_robust(found) + _write_labels(found) + _write_flips(found) + _write_rules(found)
     seen = [name for name in PAIRS if (name, "seen") in found and (name, "unseen") in found]
     halves = [f"{each}, {how}" for how in ("without", "with") for each in ("tuned", "auto", "chosen", "lost")]
     rows = [
@@ -182,23 +212,43 @@ def _write_robust(found: Records) -> str:
     return _ROBUST + _table(["pair", "n", *columns, "tuned, 50 noisy steps"], rows) if rows else ""
 
 
+def _write_labels(found: Records) -> str:
+    rows = []
+    for name in ("resnet20", "turned-near"):
+        for count in (20, 5, 1):
+            runs = [found.mean(name, "result", f"{count}-{how}") for how in ("labels", "teacher", "auto")]
+            if any(each is not None for each in runs):
+                seeds = len(found.all(name, f"{count}-auto"))
+                head = found.mean(name, "head", f"{count}-auto")
+                rows.append(
+                    [name, str(count), str(seeds), _percent(found.mean(name, "tuned")), *map(_percent, (head, *runs))]
+                )
+    titles = ["pair", "images of a class", "n", "tuned", "new base, head", "labels", "teacher", "auto"]
+    return _LABELS + _table(titles, rows) if rows else ""
+
+
+def _write_rules(found: Records) -> str:
+    cases = list_cases(found.runs)
+    rows = [[name, f"{lost:.1f}", f"{right:.0%}"] for name, (lost, right) in judge_rules(cases).items()]
+    networks = Counter(case.network for case in cases)
+    words = ", ".join(f"{network} {count}" for network, count in sorted(networks.items()))
+    return _PAY + f"\n{len(cases)} cases: {words}.\n" + _table(["rule knows", "lost", "right"], rows)
+
+
 def _write_flips(found: Records) -> str:
     rows = []
     for name in (*found.related(), *found.apart()):
         cells = []
-        for situation in ("labels", "head", "plain-60"):
+        for situation in ("labels", "plain-60"):
             runs = [each for each in found.all(name, situation) if "flips" in each]
             if not runs:
-                cells += ["–", "–"]
-                continue
+                break
             lost, gained = (mean(each["flips"][side] for each in runs) for side in (0, 1))
             cells += [f"{lost:.0f} / {gained:.0f}", f"{mean(each['price'] for each in runs):.0f}"]
-        if any(cell != "–" for cell in cells[:2]) and cells[4] != "–":
+        else:
             rows.append([name, *cells])
-    if not rows:
-        return ""
-    titles = [f"{who}, {what}" for who in ("auto", "head", "plain-60") for what in ("−/+", "price")]
-    return _PRICE + _table(["pair", *titles], rows)
+    titles = [f"{who}, {what}" for who in ("auto", "plain-60") for what in ("−/+", "price")]
+    return _PRICE + _table(["pair", *titles], rows) if rows else ""
 
 
 def _lost(runs: list[Record]) -> list[str]:
@@ -283,3 +333,56 @@ def draw_drifts(folder: Path) -> None:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
         figure.savefig(folder / f"drift-{network}.png", dpi=110, metadata={"Software": None})
         plt.close(figure)
+
+
+PRICED = {
+    "drift-vit-100": "ViT, one lineage",
+    "drift-resnet20-100": "ResNet-20, one lineage",
+    "drift-vit-noisy-1000": "ViT, drifted, robust to noise",
+    "drift-resnet20-noisy-1000": "ResNet-20, drifted, robust to noise",
+}
+"""The pairs of the picture, each with its title."""
+_PLAIN = (10, 20, 60, 100)
+
+
+def draw_prices(path: Path) -> None:
+    """Accuracy over price: a panel for each pair, a point for each contender, plain fine-tuning as a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = read_records()
+    figure, panels = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained", sharex=True)
+    for axes, (name, title) in zip(panels.flat, PRICED.items(), strict=True):
+        axes.axhline(
+            100 * found.mean(name, "tuned"), color=LINES["tuned"][1], linestyle=":", label="tuned model (old base)"
+        )
+        line = [(each, found.mean(name, f"plain-{each}")) for each in _PLAIN]
+        line = [(x, 100 * y) for x, y in line if y is not None]
+        axes.plot(*zip(*line, strict=True), "-o", color=LINES["plain-60"][1], markersize=4, label="plain fine-tuning")
+        runs = found.all(name)
+        for who, marker in (("naive-line", "v"), ("naive-head", "^"), ("head", "d")):
+            some = [each["contenders"][who] for each in runs if who in each["contenders"]]
+            if some:
+                row = find_contender(who)
+                axes.plot(
+                    mean(each["price"] for each in some), 100 * mean(each["test"] for each in some), marker,
+                    color=row.colours[0], markersize=7, linestyle="none", label=row.label,
+                )  # fmt: skip
+        port = (mean(each["price"] for each in runs), 100 * found.mean(name, "result"))
+        axes.plot(*port, "*", color=LINES["result"][1], markersize=11, linestyle="none", label="port, all of it")
+        axes.set(title=f"{title} (d/τ {found.mean(name, 'drift'):.1f})", xscale="log")
+        axes.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("test accuracy, %")
+    for axes in panels[1]:
+        axes.set_xlabel("price, in gradients of a minibatch")
+    labelled = {
+        label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)

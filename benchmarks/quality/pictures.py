@@ -1,4 +1,4 @@
-"""The pictures of the results: small SVG files, the same bytes for the same runs."""
+"""The pictures of the results: small PNG files."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def draw_all(runs: list[Run], cosines: dict[str, list[dict[str, Any]]], folder: 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for task in tasks_in(runs):
-        drawn[f"steps-{task}"] = folder / f"steps-{task}.svg"
+        drawn[f"steps-{task}"] = folder / f"steps-{task}.png"
         draw_steps(runs, task, drawn[f"steps-{task}"])
         twisted = [run["method"] for run in select(runs, task) if run["method"].endswith(("+actual", "+cosine"))]
         if twisted:
             chosen = (*twisted, *(method.partition("+")[0] for method in twisted))
-            drawn[f"trajectory-{task}"] = folder / f"trajectory-{task}.svg"
+            drawn[f"trajectory-{task}"] = folder / f"trajectory-{task}.png"
             draw_steps(runs, task, drawn[f"trajectory-{task}"], tuple(dict.fromkeys(chosen)))
         if any(run["after"] for run in select(runs, task)):
-            drawn[f"after-{task}"] = folder / f"after-{task}.svg"
+            drawn[f"after-{task}"] = folder / f"after-{task}.png"
             draw_after(runs, task, drawn[f"after-{task}"])
-    draw_widths(cosines, folder / "widths.svg")
-    if (folder / "widths.svg").exists():
-        drawn["widths"] = folder / "widths.svg"
+    draw_widths(cosines, folder / "widths.png")
+    if (folder / "widths.png").exists():
+        drawn["widths"] = folder / "widths.png"
     return drawn
 
 
@@ -111,7 +111,6 @@ class _Axes:
         import matplotlib
 
         matplotlib.use("Agg")
-        matplotlib.rcParams["svg.hashsalt"] = "hf-retarget"  # else the names inside the file change with every run
         import matplotlib.pyplot as plt
 
         self.figure, self.axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
@@ -123,5 +122,5 @@ class _Axes:
         if kind is None:
             self.axes.grid(alpha=0.3)
             self.figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-            self.figure.savefig(self.path, metadata={"Date": None})
+            self.figure.savefig(self.path, dpi=110, metadata={"Software": None})
         plt.close(self.figure)
