@@ -35,6 +35,11 @@ def _check_accuracies(*values: float | None) -> None:
             raise ValueError(f"an accuracy is {value}")
 
 
+def _check_counts(**values: float) -> None:
+    if negative := [name for name, value in values.items() if value < 0]:
+        raise ValueError(f"its {negative[0]} are {values[negative[0]]}")
+
+
 @dataclass(frozen=True)
 class StepFigures:
     """One step along the trajectory; `top1` and `loss` are those on the validation images."""
@@ -99,6 +104,7 @@ class ScoreFigures:
 
     def __post_init__(self) -> None:
         _check_accuracies(self.top1, self.top5, *self.per_class)
+        _check_counts(images=self.images)
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,7 @@ class ContenderFigures:
 
     def __post_init__(self) -> None:
         _check_accuracies(self.validation, *(top1 for _, top1 in self.curve))
+        _check_counts(gradients=self.gradients, forwards=self.forwards)
         if self.role not in (PORT, AFTER, BESIDE):
             raise ValueError(f"there is no role '{self.role}'")
         if self.best_step is not None and not 1 <= self.best_step <= len(self.steps):
@@ -223,6 +230,11 @@ class DataFacts:
     preprocess: dict[str, Any] = field(default_factory=dict)
     made: str = ""
     """What was done to images, in words."""
+
+    def __post_init__(self) -> None:
+        _check_counts(classes=self.classes, **self.images)
+        if self.labels is not None and len(self.labels) != self.classes:
+            raise ValueError(f"it has {len(self.labels)} labels for {self.classes} classes")
 
     @property
     def class_names(self) -> list[str]:
@@ -357,6 +369,7 @@ class PortDocument:
             raise ValueError("two of its contenders have the same name")
         if not {"source", "tuned", "target"} <= self.models.keys():
             raise ValueError("it does not name its three models")
+        _check_counts(steps_planned=self.steps_planned)
         if not 0 <= sum(self.seconds.values()) < math.inf:
             raise ValueError("its seconds are not a time")
 

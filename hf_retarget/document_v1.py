@@ -48,7 +48,7 @@ def _upgrade_contender(old: Mapping[str, Any], key: str, row: Contender) -> dict
         curve = [(batch * float(at), top1) for at, top1 in old["curves"].get(key) or ()]
     if key == "finetuned":  # its curve began after the minibatches of the port, which may have another size
         places = [(float(at) - spent, top1) for at, top1 in old["curves"].get(key) or ()]
-        taken = round(places[-1][0]) if places else 0
+        taken = max(0, round(places[-1][0])) if places else 0
         curve = [(batch * spent + after * at, top1) for at, top1 in places]
     level = steps[best - 1]["top1"] if best else (old.get("levels") or {}).get(key)
     if level is None:

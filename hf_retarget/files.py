@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 _FACTS = "hf-retarget"
 _CHECKSUM = "sha256"
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
-"""What `atomic_path` calls its files until they are finished."""
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp|\.tmp\w{6}", re.ASCII)
+"""What `atomic_path` and safetensors call their files until they are finished."""
 
 
 class DamagedFileError(OSError):
@@ -66,13 +67,18 @@ def move_durably(source: Path, target: Path) -> None:
 
     Everything below `source` reaches the disk before the rename, and the rename before this returns.
     """
-    for path in (*source.rglob("*"), source):
-        if (path.is_file() or path.is_dir()) and not path.is_symlink():
-            _sync(path)
+    sync_all(source)
     os.replace(source, target)
     _sync(target.parent)
     if source.parent != target.parent:
         _sync(source.parent)
+
+
+def sync_all(place: Path) -> None:
+    """Bring a file, or a folder and everything below it, to the disk."""
+    for path in (*place.rglob("*"), place):
+        if (path.is_file() or path.is_dir()) and not path.is_symlink():
+            _sync(path)
 
 
 def make_folder(folder: Path) -> list[Path]:
@@ -128,7 +134,7 @@ def load_record(path: str | Path) -> dict[str, Any]:
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:
     """Remove temporary files that a killed process left in a folder and those below; call it while holding the lock."""
-    for path in folder.rglob(".*.tmp") if below else folder.glob(".*.tmp"):
+    for path in folder.rglob(".*tmp*") if below else folder.glob(".*tmp*"):
         if _TEMPORARY.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
@@ -165,12 +171,21 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], facts: dict[str, 
         ...     load_tensors(Path(folder, "state.safetensors"))
         ({'w': tensor([1.])}, {'step': 3})
     """
-    from safetensors.torch import save_file
-
     # One entry only: safetensors writes several in an order that changes from process to process.
     kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_tensors(path, kept, {_FACTS: json.dumps(_seal(facts, kept), sort_keys=True)})
+
+
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file, wholly or not at all; OSError if that fails, as for any other file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     with atomic_path(path) as temporary:
-        save_file(kept, temporary, {_FACTS: json.dumps(_seal(facts, kept), sort_keys=True)})
+        try:
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{error}: '{path}'") from error
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -218,7 +233,9 @@ def hash_file(path: Path) -> str:
 
 def hash_files(folder: Path) -> dict[str, str]:
     """The sha256 of each file of a folder, those of folders in it left out."""
-    return {path.name: hash_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((path.name for path in paths), pool.map(hash_file, paths), strict=True))
 
 
 def hash_tensors(weights: Mapping[str, Tensor]) -> str:

@@ -294,8 +294,9 @@ def list_versions() -> dict[str, str]:
     return found
 
 
-def describe_environment() -> dict[str, Any]:
-    """What the bits of a result depend on besides the inputs: versions, and the number of threads."""
+def describe_environment(device: str = "cpu") -> dict[str, Any]:
+    """What the bits of a result depend on besides the inputs: versions, threads, device, and the processor's kind."""
     import torch
 
-    return {**list_versions(), "threads": torch.get_num_threads()}
+    processor = torch.backends.cpu.get_cpu_capability()  # AVX2, AVX512 …: kernels differ, and so do last digits
+    return {**list_versions(), "threads": torch.get_num_threads(), "device": device, "processor": processor}

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def read_json(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """A JSON text as plain values, without NaN, huge integers or bottomless nesting.
+    """A JSON text as plain values, without NaN, huge integers, bottomless nesting or a key that is there twice.
 
     Example:
         >>> parse_json('{"depth": 12}'), parse_json("[" * 100 + "]" * 100)
@@ -66,7 +67,13 @@ def parse_json(text: str) -> Any:
         ValueError: it is nested more than 50 levels deep
     """
     try:
-        value = json.loads(text, parse_int=_bounded_int, parse_float=_finite_float, parse_constant=_no_constant)
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_int=_bounded_int,
+            parse_float=_finite_float,
+            parse_constant=_no_constant,
+        )
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # half a character is a UnicodeEncodeError, a ValueError
     except RecursionError:
@@ -124,6 +131,14 @@ def plain(text: object) -> str:
         'cat\\\\x1b[2J\\\\u202e'
     """
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key '{name}' is there twice")
+    return found
 
 
 def _bounded_int(digits: str) -> int:

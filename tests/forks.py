@@ -4,12 +4,21 @@
 
 runs commands under watch. A case is {"arguments": [...], "folder": cwd}. A result has the exit code, what was printed,
 and what the command tried although it must not: connections (but to the ports that are allowed), processes, unpickling.
+
+    python forks.py --serve PORT …
+
+does so with one case a line on stdin, and answers with one result a line on stdout. There, a command may also take only
+so much memory, and so much of the processor's time: others may be working on this machine.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import pkgutil
+import resource
 import signal
 import sys
 import tempfile
@@ -17,11 +26,13 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn")
 _WITHIN = 60.0  # seconds for one command
+_MEMORY = 3 << 30  # bytes that it may ask for, where that is limited
 
 
 @dataclass
@@ -118,22 +129,83 @@ def warm_up() -> None:
     """Import all that commands import when they run. OMP_NUM_THREADS must be 1: threads do not survive a fork."""
     assert os.environ["OMP_NUM_THREADS"] == "1"  # not torch.set_num_threads(1): it makes a pool that breaks in a child
     import datasets  # noqa: F401
+    import matplotlib.font_manager  # noqa: F401  asks a program for the fonts, once
     import timm  # noqa: F401
-    import torch  # noqa: F401
+    import torch
+    import torch.export  # noqa: F401
     import transformers  # noqa: F401
 
+    import hf_retarget
 
-def run_watched(case: dict[str, Any], ports: set[int]) -> dict[str, Any]:
+    for module in pkgutil.walk_packages(hf_retarget.__path__, "hf_retarget."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def limit() -> None:
+    """From here on, memory is refused that is far beyond what small models need, and too much time ends in SIGXCPU."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory = pages * resource.getpagesize() + _MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(_WITHIN), int(_WITHIN)))
+
+
+def die(name: str, times: int) -> None:
+    """From here on, be killed after a file of this name was put in place so many times."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event == "os.rename" and str(arguments[1]).endswith(name):
+            seen += 1
+            if seen > times:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def run_watched(
+    case: dict[str, Any], ports: set[int], prepare: Callable[[], object] = lambda: None, seconds: float = _WITHIN
+) -> dict[str, Any]:
     """Run one command under watch."""
     with tempfile.TemporaryFile() as log:
-        command = Command(case["arguments"], Path(case["folder"]), lambda: forbid(log.fileno(), ports))
-        code = command.wait()
+        command = Command(case["arguments"], Path(case["folder"]), lambda: (prepare(), forbid(log.fileno(), ports)))
+        code = command.wait(seconds)
         log.seek(0)
         out, err = command.printed
         return {"code": code, "out": out, "err": err, "forbidden": log.read().decode().splitlines()}
 
 
-if __name__ == "__main__":
+def _children() -> float:
+    """Seconds of the processor that commands have taken."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+def _prepare(dies: list[Any] | None) -> None:
+    limit()
+    if dies:
+        die(*dies)
+
+
+def serve(ports: set[int]) -> None:
+    """Run the commands that arrive on stdin."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints while it is imported
+    warm_up()
+    gc.freeze()  # else the first collection in a child copies all that was imported
+    for line in sys.stdin:
+        case = json.loads(line)
+        before = _children()
+        result = run_watched(case, ports, partial(_prepare, case.get("dies")), 5 * _WITHIN)
+        answers.write(json.dumps({**result, "seconds": _children() - before}) + "\n")
+        answers.flush()
+    os._exit(0)  # what was imported complains when it is torn down
+
+
+if __name__ == "__main__" and sys.argv[1] == "--serve":
+    serve(set(map(int, sys.argv[2:])))
+elif __name__ == "__main__":
     cases, results = Path(sys.argv[1]), Path(sys.argv[2])
     plan = json.loads(cases.read_text())
     warm_up()

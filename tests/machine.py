@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from loopback_hub import Hub
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28")
@@ -52,6 +53,7 @@ class Machine:
     @property
     def environment(self) -> dict[str, str]:
         places = {"HOME": self.root / "home", "TMPDIR": self.root / "tmp", "HF_HOME": self.root / "cache"}
+        places["MPLCONFIGDIR"] = Path(matplotlib.get_cachedir())  # finding all fonts takes its time
         client = self.hub.client(token="hf_ada_write", HF_RETARGET_HUB_PATIENCE="2")
         return {**client.environment, **{name: str(path) for name, path in places.items()}}
 

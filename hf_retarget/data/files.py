@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,8 @@ def open_image_folder(folder: Path) -> Source:
         notes = (f"left out {plural(len(others), 'file')} in other formats than images (first: {first})",)
     labels = {place: [path.relative_to(place).parts[0] for path in paths] for place, paths in images.items()}
     names = tuple(sorted({label for each in labels.values() for label in each}))
+    if odd := next((name for name in names if name.encode(errors="ignore") != os.fsencode(name)), None):
+        raise DataError(f"the name of the folder {odd!r} in '{folder}' is not UTF-8; rename it")
     opened = {
         place.name if splits else "train": partial(FileRows, place, images[place], labels[place], names)
         for place in images

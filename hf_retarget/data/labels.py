@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_retarget.errors import DataError
 from hf_retarget.models.heads import match_names, simplify_names
+from hf_retarget.untrusted import MAX_INTEGER
 from hf_retarget.words import nearest
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
         facts += [f"only the model has {_quote(only_model)}"] if only_model else []
         raise DataError(
             f"the labels of the data ({len(names)}) and of the model ({len(model_names)}) differ: {'; '.join(facts)}. "
-            "Choose the data the model was tuned on, or keep some classes with 'classes'"
+            "Choose the data the model was tuned on, or keep some classes (--data-classes)"
         )
     return torch.tensor(numbers)
 
@@ -145,7 +146,8 @@ def _numbers(split: str, rows: Rows) -> tuple[Names | None, Tensor]:
 def _integer(label: Any) -> int | None:
     """Accepts numbers of numpy and torch, and floats that are whole, as pandas writes them."""
     try:
-        return int(label) if not isinstance(label, str) and float(label) == int(label) else None
+        whole = not isinstance(label, str) and float(label) == int(label) and abs(int(label)) <= MAX_INTEGER
+        return int(label) if whole else None
     except (TypeError, ValueError, OverflowError):
         return None
 

@@ -23,8 +23,8 @@ from hf_retarget.data.tables import (
     Rows,
     Source,
     choose_splits,
-    digest_rows,
     find_columns,
+    hash_rows,
     label_names,
     open_items,
 )
@@ -35,6 +35,8 @@ NO_DATA = "none"
 """The reference that means: there are no images."""
 
 _HELD_OUT = 0.1  # of the training split, if there is no test split
+_UNREAD = hashlib.sha256().digest()
+"""The hash of an image that cannot be read."""
 
 
 def load_data(
@@ -75,6 +77,12 @@ def load_data(
         for split, each in targets.items()
     }
     divided, notes = _divide(found, train, test, options)
+    hashed = {split: hash_rows(each) for split, each in rows.items()}
+    if test is not None and (again := set(hashed[test]) & set(hashed[train]) - {_UNREAD}):
+        count = sum(each in again for each in hashed[test])
+        notes.insert(
+            0, f"{count} of {len(hashed[test])} test images are training images, too: scores on them are too high"
+        )
     single = test is None and len(source.splits) == 1
     if labelled and len(divided["train"].targets.unique()) < 2:
         raise DataError(f"'{source.name}' has training images of one class only; at least two are needed")
@@ -86,7 +94,7 @@ def load_data(
         train=splits["train"],
         validation=splits["validation"],
         test=splits["test"],
-        fingerprint=_fingerprint(rows.values(), splits.values(), options, preprocess),
+        fingerprint=_fingerprint(rows, hashed, splits.values(), options, preprocess),
         revision=source.revision,
         notes=(*source.notes, *notes, *([f"images: {preprocess.sentence}"] if preprocess.transform else [])),
         held_out=notes[-1] if single else "",
@@ -280,15 +288,21 @@ def _count_divided(
     return {"train": rest - validation, "validation": validation, "test": tested}
 
 
-def _fingerprint(rows: Iterable[Rows], splits: Iterable[Split], options: DataOptions, preprocess: Preprocess) -> str:
+def _fingerprint(
+    rows: Mapping[str, Rows],
+    hashed: Mapping[str, list[bytes]],
+    splits: Iterable[Split],
+    options: DataOptions,
+    preprocess: Preprocess,
+) -> str:
     """A hash of content and options; the place of the data does not matter."""
     chosen = {**asdict(options), "reference": ""}
     if options.validation_split is None:  # was added later: results from before keep their fingerprints
         del chosen["validation_split"]
     facts = {"options": chosen, "preprocess": preprocess.facts}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for each in rows:
-        digest.update(digest_rows(each).encode())
+    for name, each in rows.items():
+        digest.update(hashlib.sha256(f"{len(each)}".encode() + b"".join(hashed[name])).hexdigest().encode())
     for split in splits:
         digest.update(torch.stack([split.indices, split.targets]).numpy().tobytes())
     return digest.hexdigest()

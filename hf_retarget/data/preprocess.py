@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL.Image import Image
 from timm.data.transforms_factory import create_transform
+from timm.models import PretrainedCfg
 from torch import Tensor
 
 from hf_retarget.errors import DataError, ModelError
@@ -19,6 +20,7 @@ from hf_retarget.models.checkpoint import Checkpoint
 from hf_retarget.models.config import check_entry
 from hf_retarget.models.timm_models import is_timm
 from hf_retarget.untrusted import read_json
+from hf_retarget.words import nearest
 
 _MODES = {1: "L", 3: "RGB"}  # input channels → PIL's name
 _DECISIVE = {"input_size", "mean", "std"}  # entries without which nothing is known about the input
@@ -214,6 +216,9 @@ def _read_config(asked: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(found, Mapping) or not found.keys() & _DECISIVE:
         raise DataError(f"'{where}' is no preprocessing: it has none of timm's {', '.join(sorted(_DECISIVE))}")
     names = {each.name for each in fields(Preprocess)} - {"transform"}
+    for name in found.keys() - names - {each.name for each in fields(PretrainedCfg)}:
+        if hint := nearest(name, sorted(names)):
+            raise DataError(f"'{where}' has the entry '{name}'{hint}")
     return {name: check_entry(name, found[name], where) for name in names & found.keys()}
 
 
@@ -253,4 +258,6 @@ def _name(transform: Callable[[Any], Tensor]) -> str:
 def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
     if len(values) == channels:
         return tuple(float(value) for value in values)
+    if len(values) not in _MODES:
+        raise DataError(f"the model's mean or std has {len(values)} numbers; there are images of 1 or 3 channels")
     return (sum(values) / len(values),) * channels

@@ -332,6 +332,8 @@ def open_image(content: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(content), formats=[each for each in FORMATS if each in Image.OPEN]) as image:
             ImageOps.exif_transpose(image, in_place=True)  # loads it, too
+            if image.mode in ("F", "LAB"):  # PIL would cut floats off at 255, and does not convert the other
+                raise ValueError(f"its pixels are of the kind {image.mode}; save it in colours or grey, with 8 bits")
             return image
     except UnidentifiedImageError:
         raise ValueError("it is not an image that can be read") from None
@@ -369,15 +371,12 @@ def _describe(value: Any) -> str:
     return f"a {type(value).__name__}{kind}"
 
 
-def digest_rows(rows: Rows) -> str:
-    """Hash the images: all of them or, of a large set, some that are evenly spaced."""
+def hash_rows(rows: Rows) -> list[bytes]:
+    """The sha256 of each image or, of a large set, of some that are evenly spaced."""
     count = len(rows)
     picked = range(0, count, 1 if count <= _HASH_ALL else count // _HASH_SOME)
-    digest = hashlib.sha256(f"{count}".encode())
-    for start in range(0, len(picked), _READ_AT_ONCE):
-        for data in rows.read_all(picked[start : start + _READ_AT_ONCE]):
-            digest.update(hashlib.sha256(data).digest())
-    return digest.hexdigest()
+    parts = (picked[start : start + _READ_AT_ONCE] for start in range(0, len(picked), _READ_AT_ONCE))
+    return [hashlib.sha256(data).digest() for part in parts for data in rows.read_all(part)]
 
 
 def read_or_empty(read: Callable[..., bytes], *arguments: Any) -> bytes:

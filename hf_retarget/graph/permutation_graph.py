@@ -218,6 +218,8 @@ class PermutationGraph:
                 f"this permutation was made for graph {permutation.fingerprint[:12]}, "
                 f"but it is used with graph {self.fingerprint[:12]}; trace the model it was made for"
             )
+        if unknown := next((name for name in permutation.indices if name not in self._by_name), None):
+            raise PermutationError(f"the permutation has a group '{unknown}', and the graph has none of this name")
         for group in self.groups:
             index = permutation.indices.get(group.name)
             if index is None or tuple(index.shape) != group.shape:
@@ -275,11 +277,19 @@ class PermutationGraph:
             if not known.issuperset(group.outer) or min(group.shape) < 1:
                 raise ValueError(f"group '{group.name}' has impossible sizes")
         for name, layout in self.layouts.items():
+            size = math.prod(layout.shape)
             for offset, factors in layout.blocks:
                 numbers = (offset, *layout.shape, *(number for factor in factors for number in factor[:3]))
-                possible = min(numbers) >= 0 and offset < math.prod(layout.shape)
-                if not possible or not known.issuperset(factor.group for factor in factors):
+                last = offset + sum((factor.size - 1) * factor.stride for factor in factors)
+                if min(numbers) < 0 or last >= size or not all(self._fits(factor, factors) for factor in factors):
                     raise ValueError(f"the layout of '{name}' is impossible")
+
+    def _fits(self, factor: Factor, factors: tuple[Factor, ...]) -> bool:
+        """Whether a factor has the sizes of its group."""
+        group = self._by_name.get(factor.group or "")
+        if factor.group is None or group is None or not all(0 <= each < len(factors) for each in factor.outer):
+            return factor.group is None and not factor.outer
+        return group.shape == (*(factors[each].size for each in factor.outer), factor.size)
 
 
 # ---- tables that stay in order

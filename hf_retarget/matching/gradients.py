@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hf_retarget.errors import MatchError, NotFiniteError
+from hf_retarget.errors import DataError, MatchError, NotFiniteError
 from hf_retarget.files import load_tensors, lock_entry, save_tensors
 from hf_retarget.graph.trace import clear_caches
 from hf_retarget.progress import SILENT, Progress
@@ -69,6 +69,17 @@ def matching_mode(model: nn.Module) -> Iterator[None]:
             norm.running_mean, norm.running_var = mean, variance
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def enough_for_batchnorm(images: int, what: str = "a minibatch") -> Iterator[None]:
+    """Say what to do where a minibatch is too small for BatchNorm."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(f"{what} holds {images} image, too few for BatchNorm; use larger minibatches") from error
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,8 @@ class Gradients:
         for start in range(0, size, step):
             part, answers = inputs[start : start + step].to(device), labels[start : start + step].to(device)
             clear_caches(self.model)  # what some models remember of other weights, graph and all
-            with self.accelerator.autocast() if self.accelerator else nullcontext():
+            autocast = self.accelerator.autocast() if self.accelerator else nullcontext()
+            with enough_for_batchnorm(len(part)), autocast:
                 loss = self.loss(functional_call(self.model, leaves, (part,)), answers)
             grads = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
             for name, grad in zip(wanted, grads, strict=True):

@@ -101,11 +101,14 @@ class CheckpointTrajectory:
             found, _ = load_tensors(checkpoint)
         except OSError as error:
             raise MatchError(f"cannot read the checkpoint '{checkpoint}': {error}") from error
-        if broken := next(
-            (name for name, each in found.items() if each.is_complex() or not each.isfinite().all()), None
-        ):
+        known = ((name, each) for name, each in found.items() if name in self.source)
+        if broken := next((name for name, each in known if not _is_real(each)), None):
             raise MatchError(f"'{broken}' in the checkpoint '{checkpoint}' is not made of finite real numbers")
         return found
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool(tensor.isfinite().all())
 
 
 def transplant(

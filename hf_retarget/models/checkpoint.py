@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from hf_retarget.document import ModelFacts
 from hf_retarget.errors import ModelError, NotFiniteError
 from hf_retarget.models.classifier import resize_classifier
 from hf_retarget.models.config import Description
@@ -60,6 +61,24 @@ class Checkpoint(Description):
     """What was found when it was read that a user should know."""
     module: nn.Module | None = field(default=None, repr=False)
     """The model itself, if it was given from Python and can only be copied."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What port.json says of it."""
+        return ModelFacts(
+            reference=self.reference,
+            architecture=self.architecture,
+            classes=self.num_classes,
+            library=self.library,
+            options=dict(self.options),
+            revision=self.revision,
+            hub_id=self.hub_id,
+            base_models=tuple(self.base_models),
+            license=self.config.get("license"),
+            license_link=self.config.get("license_link"),
+            hashes=dict(self.hashes),
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
 
     def build(self, num_classes: int | None = None, *, seed: int = 0) -> nn.Module:
         """The model in float32 on the CPU, in evaluation mode, with these weights.

@@ -25,11 +25,12 @@ from hf_retarget.errors import ModelError
 from hf_retarget.hub import UnknownHost, ask, explain, explained, fetch_whole, find_cause, is_trouble, is_whole
 from hf_retarget.models.checkpoint import find_library
 from hf_retarget.models.config import read_config
-from hf_retarget.models.weights import INDEX, PICKLE, SAFE, pickle_only, shard_names, write_hollow
+from hf_retarget.models.weights import INDEX, PICKLE, SAFE, find_tensors, pickle_only, shard_names, write_hollow
 from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, MODEL_CONFIG, PORT
-from hf_retarget.untrusted import read_bytes, split_card
+from hf_retarget.untrusted import MAX_CONFIG_BYTES, read_bytes, split_card
 
 _TIMEOUT = 10.0  # seconds
+_BEGINNING = 100_001  # bytes of a file of weights, which hold most headers; as many as the client asks for
 
 
 def split_revision(reference: str) -> tuple[str, str | None]:
@@ -137,6 +138,8 @@ class HubModel:
         """The sha256 of files, as far as the Hub names them: those of all large ones."""
         self.remaining = 0
         """Bytes of weights that are still on the Hub only."""
+        self.card: Mapping[str, Any] = {}
+        """The metadata of its README.md, as far as the Hub was asked."""
         try:
             validate_repo_id(self.repository)
         except errors.HFValidationError as error:
@@ -157,6 +160,7 @@ class HubModel:
                 # With the files in the cache, there is no reason to wait for a Hub in trouble.
                 found = look(self.repository, timeout=_TIMEOUT) if cached else ask(lambda: look(self.repository))
                 self.hashes = {each.rfilename: each.lfs.sha256 for each in found.siblings or () if each.lfs}
+                self.card = dict(vars(found.card_data)) if found.card_data else {}
                 return str(found.sha), {each.rfilename: each.size or 0 for each in found.siblings or ()}, True
             except Exception as error:
                 if cached and (is_offline_mode() or is_trouble(error)):
@@ -247,7 +251,7 @@ class HubModel:
         def read() -> bytes:
             with huggingface_hub.get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
                 hf_raise_for_status(answer)
-                if answer.status_code != 206:  # the whole file would follow
+                if answer.status_code != 206 and start:  # the whole file follows
                     raise ModelError(f"'{self.repository}' cannot be read in parts")
                 found = b""
                 for part in answer.iter_bytes():
@@ -265,17 +269,19 @@ class HubModel:
         if isinstance(cached, str) and is_whole(Path(cached)):
             self._keep(name, Path(cached))
             return
-        # `get_safetensors_metadata` would ask for the names of the files again.
-        read = partial(self.api.parse_safetensors_file_metadata, revision=self.commit)
-        with explained(ModelError, self.repository, self.revision):
-            try:
-                tensors = ask(lambda: read(self.repository, name)).tensors
-            except errors.SafetensorsParsingError as error:
-                raise ModelError(f"'{name}' of '{self.repository}' has a damaged header: {error}") from error
-        end, size = max((each.data_offsets[1] for each in tensors.values()), default=0), self.sizes[name]
-        if end > size:
-            raise ModelError(
-                f"'{name}' of '{self.repository}' is cut off: it has {size:,} bytes, and its header {end:,}"
-            )
-        write_hollow(place, tensors)
+        # Not the client's `parse_safetensors_file_metadata`: it reads whole files where ranges are ignored, and takes
+        # whatever is in a header for what it should be.
+        what, size = f"'{name}' of '{self.repository}'", self.sizes[name]
+        raw = self.read_range(name, 0, min(size, _BEGINNING))
+        length = 8 + int.from_bytes(raw[:8], "little")
+        try:
+            if not 8 <= length <= min(size, MAX_CONFIG_BYTES):
+                raise ValueError(f"it would have {length:,} bytes")
+            raw = raw if length <= len(raw) else self.read_range(name, 0, length)
+            end = write_hollow(place, raw[:length])
+            if end > size:
+                raise ModelError(f"{what} is cut off: it has {size:,} bytes, and its header {end:,}")
+            find_tensors([place])
+        except (ValueError, TypeError, LookupError, AttributeError, OSError, RecursionError) as error:
+            raise ModelError(f"{what} has a damaged header: {error}") from error
         self.remaining += size

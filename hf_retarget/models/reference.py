@@ -19,6 +19,7 @@ from hf_retarget.errors import AdapterError, ModelError
 from hf_retarget.files import hash_file, hash_tensors, make_folder, move_durably
 from hf_retarget.hub import clean_token, is_cached, named_hash
 from hf_retarget.models.checkpoint import LIBRARIES, Checkpoint, find_library, save_model
+from hf_retarget.models.classifier import configured_modules, under
 from hf_retarget.models.config import Description, bounded_build, read_config
 from hf_retarget.models.hub import (
     HubModel,
@@ -43,6 +44,7 @@ from hf_retarget.models.weights import (
     PICKLES,
     SUFFIXES,
     Stored,
+    find_odd_numbers,
     fit_weights,
     most_common_dtype,
     pickle_only,
@@ -344,16 +346,20 @@ def _assemble(reference: str, found: _Found, how: _Reading, num_classes: int | N
     raw = strip_prefixes(raw, first.state_dict())
     about = infer_sizes(raw, about, first)
     model = library.build(about, empty=True)
+    places = model.state_dict()
     try:
-        places = model.state_dict()
         weights = fit_weights(raw, places, reference, found.advice) if raw else without_numbers(places)
     except ModelError:
         # If there are enough numbers for the model, renaming and resizing may be all that is needed.
         enough = 2 * _count(raw.values()) >= _count(model.parameters())
-        converted = library.convert(raw, about) if found.convert and enough else None
+        odd = find_odd_numbers(raw, places)
+        converted = library.convert(raw, about) if found.convert and enough and not odd else None
         if converted is None:
             raise
         weights = converted
+    head = configured_modules(about.config)
+    if head and about.num_classes and not under(head, places):
+        raise ModelError(f"'{reference}' lacks the classifier '{head[0]}' that its config.json names; correct it")
     return _checkpoint(
         replace(about, config=about.config or describe_module(model)),
         reference=reference,

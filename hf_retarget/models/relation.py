@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hf_retarget.advice import HEAD, PORTED, RETRAIN
 from hf_retarget.document import RelationFacts
-from hf_retarget.errors import ModelError
 from hf_retarget.models.hub import HubModel
-from hf_retarget.models.weights import FLOATS, fits, read_header
+from hf_retarget.models.weights import FLOATS, find_tensors, fits
 
 LINEAGE, DRIFTED, INDEPENDENT = "same lineage", "drifted", "independent"
 
@@ -72,6 +71,21 @@ def _find_cosine_and_drift(sums: Tensor) -> tuple[float, float | None]:
     return product / max(math.sqrt(old * new), 1e-30), math.sqrt(apart / tuning) if tuning else None
 
 
+def recommend(word: str, *, has_batchnorm: bool) -> str:
+    """What probably pays, before any image was read: `port` (without gradients), `fit a head` or `retrain` (plainly).
+
+    Networks with BatchNorm lose more of a fine-tuning as their bases drift apart, and learn it again sooner: in
+    docs/pays.md, how often that was right.
+
+    Example:
+        >>> recommend(DRIFTED, has_batchnorm=False), recommend(DRIFTED, has_batchnorm=True)
+        ('port', 'retrain')
+    """
+    if word != LINEAGE and has_batchnorm:
+        return RETRAIN
+    return HEAD if word == INDEPENDENT else PORTED
+
+
 # ---- a sample of the weights, by ranges of their files
 
 
@@ -97,37 +111,17 @@ def sample_weights(
     Which tensors are read depends on names and shapes alone, so that models of one architecture have the same; of
     models that differ in some tensors, name those `among` which to choose.
     """
-    found: dict[str, tuple[Path, str, int, int]] = {}
-    begins: dict[Path, int] = {}
-    for path in files:
-        for name, entry in read_header(path)[0].items() if path.suffix == ".safetensors" else ():
-            if entry["dtype"] in FLOATS and len(entry["shape"]) > 1 and (among is None or name in among):
-                found[name] = (path, entry["dtype"], int(entry["data_offsets"][0]), math.prod(entry["shape"]))
-    names = sorted(found)
+    found = find_tensors(path for path in files if path.suffix == ".safetensors")
+    matrices = (name for name, each in found.items() if each.kind in FLOATS and len(each.shape) > 1)
+    names = sorted(name for name in matrices if among is None or name in among)
     sample = {}
     for name in names[:: max(1, -(-len(names) // _SAMPLES))]:
-        path, kind, offset, count = found[name]
-        if path not in begins:
-            begins[path] = 8 + int(struct.unpack("<Q", _read_bytes(path, 0, 8, hub))[0])
-        length = min(count, SAMPLE_BYTES // 4 // _SAMPLES) * FLOATS[kind].itemsize
-        raw = _read_bytes(path, begins[path] + offset, length, hub)
-        sample[name] = torch.frombuffer(bytearray(raw), dtype=FLOATS[kind]).float()
+        each = found[name]
+        count = min(each.numbers, SAMPLE_BYTES // 4 // _SAMPLES)
+        if hub is not None and hub.is_hollow(each.path):
+            end = each.begin + count * FLOATS[each.kind].itemsize
+            raw = hub.read_range(each.path.name, each.begin, end)
+            sample[name] = torch.frombuffer(bytearray(raw), dtype=FLOATS[each.kind]).float()
+        else:
+            sample[name] = each.read(0, count).float()
     return sample
-
-
-def read_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors in some safetensors files, by their headers."""
-    entries = (each for path in files for each in read_header(path)[0].items())
-    return {name: tuple(entry["shape"]) for name, entry in entries}
-
-
-def _read_bytes(path: Path, start: int, length: int, hub: HubModel | None) -> bytes:
-    if hub is not None and hub.is_hollow(path):
-        raw = hub.read_range(path.name, start, start + length)
-    else:
-        with path.open("rb") as file:
-            file.seek(start)
-            raw = file.read(length)
-    if len(raw) < length:
-        raise ModelError(f"'{path.name}' is cut off")
-    return raw

@@ -14,12 +14,11 @@ from typing import Any, get_args, get_type_hints
 import timm
 import torch
 from accelerate import init_empty_weights
-from safetensors.torch import save_file
 from timm.models import PretrainedCfg, filter_pretrained_cfg
 from torch import Tensor, nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.files import atomic_path, write_json
+from hf_retarget.files import write_json, write_tensors
 from hf_retarget.models.classifier import classifier_names, count_classes, resize_classifier
 from hf_retarget.models.config import Description, check_arguments, check_entry, check_images, read_labels
 from hf_retarget.models.weights import SAFE, most_common_dtype, seeded, without_numbers
@@ -385,8 +384,8 @@ class TimmLibrary:
         Each appears whole or not at all (timm's `save_for_hf` does not do that).
         """
         if weights:
-            with atomic_path(folder / SAFE) as temporary:  # in one file: timm reads no shards
-                save_file(weights, temporary, {"format": "pt"})  # transformers asks for the entry
+            # In one file, since timm reads no shards; transformers asks for the entry.
+            write_tensors(folder / SAFE, weights, {"format": "pt"})
         nested = _known_entries(about.config)
         nested.pop("architecture", None)
         nested.update(num_classes=about.num_classes, custom_load=False)

@@ -343,10 +343,10 @@ def describe_images(processor: Mapping[str, Any] | None, channels: int, image_si
     if shape := _shape(processor):
         size, share, mode = shape
         found |= {"input_size": (channels, *size), "crop_pct": share, "crop_mode": mode}
-    if (name := _INTERPOLATION.get(processor.get("resample", -1))) is not None:
-        found["interpolation"] = name
+    if (number := processor.get("resample")) is not None:  # what is no number of PIL's is refused with the rest
+        found["interpolation"] = _INTERPOLATION.get(number, number) if isinstance(number, int) else str(number)
     if processor.get("do_normalize", True):
-        found |= {key: tuple(processor[f"image_{key}"]) for key in ("mean", "std") if processor.get(f"image_{key}")}
+        found |= {key: tuple(processor[f"image_{key}"]) for key in ("mean", "std") if f"image_{key}" in processor}
     else:
         found |= {"mean": (0.0,) * channels, "std": (1.0,) * channels}
     return found
@@ -405,7 +405,11 @@ def _shape(processor: Mapping[str, Any]) -> tuple[tuple[int, int], float, str] |
 
 def _pair(size: Any) -> tuple[int, int] | None:
     if isinstance(size, Mapping):
-        return (size["height"], size["width"]) if {"height", "width"} <= set(size) else None
+        if not {"height", "width", "shortest_edge"} & size.keys() or len({"height", "width"} & size.keys()) == 1:
+            raise ValueError(f"{dict(size)} is no size")
+        return (size["height"], size["width"]) if "height" in size else None
     if isinstance(size, (list, tuple)) and len(size) == 2:
         return int(size[0]), int(size[1])
-    return (size, size) if isinstance(size, int) else None
+    if not isinstance(size, int | None):
+        raise ValueError(f"{size!r} is no size")
+    return None if size is None else (size, size)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import pickle
 import shlex
-import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from hf_retarget.errors import ModelError
 from hf_retarget.files import load_tensors
-from hf_retarget.untrusted import parse_json, read_json
+from hf_retarget.untrusted import MAX_CONFIG_BYTES, parse_json, read_json
 
 SAFE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -29,6 +28,8 @@ PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", *PICKLES)
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The numbers that can be added, by their names in safetensors; 8-bit floats count only with their scales."""
+KINDS = {str(dtype).removeprefix("torch."): kind for kind, dtype in FLOATS.items()}
+"""The same, by their names in torch."""
 
 _AVERAGED = ("state_dict_ema", "model_ema")
 _WRAPPERS = (*_AVERAGED, "state_dict", "model", "model_state_dict")
@@ -61,15 +62,13 @@ def most_common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a number that is NaN, infinite or complex; None if there is none.
+    """The name of the first tensor with a number that is NaN or infinite; None if there is none.
 
     Example:
         >>> find_not_finite({"w": torch.tensor([1.0]), "b": torch.tensor([float("nan")])})
         'b'
     """
     for name, tensor in weights.items():
-        if tensor.is_complex():
-            return name
         if tensor.is_floating_point() and tensor.numel():  # an empty tensor may have any shape, even one that overflows
             wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no `isfinite`
             if not wide.isfinite().all():
@@ -162,7 +161,7 @@ def _find_shards(index: Path) -> list[Path]:
                 f"'{index.parent}' lacks '{path.name}', which its {INDEX} names; copy or download it again"
             )
         named = {name for name, file in placed.items() if file == path.name}
-        if differing := sorted(named.symmetric_difference(read_header(path)[0])):
+        if differing := sorted(named.symmetric_difference(find_tensors([path]))):
             where = "the index" if differing[0] in named else "the shard"
             raise ModelError(
                 f"'{index}' and '{path.name}' disagree: '{differing[0]}' is only in {where}; "
@@ -171,18 +170,57 @@ def _find_shards(index: Path) -> list[Path]:
     return files
 
 
-def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """`dtype`, `shape` and `data_offsets` of each tensor in a safetensors file, and where their bytes begin."""
-    try:
-        with safe_open(str(path), "pt"):  # checks that the file is whole, and that its header fits
-            pass
-        with path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            header = parse_json(file.read(length).decode())
-    except (OSError, ValueError, SafetensorError) as error:
-        raise not_whole(path, error) from error
-    header.pop("__metadata__", None)
-    return header, 8 + length
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in its file."""
+
+    path: Path
+    kind: str
+    """The type of its numbers, as safetensors calls it: F32, BF16, I64 …"""
+    shape: tuple[int, ...]
+    begin: int
+    """Where its bytes begin in the file."""
+    size: int
+    """How many bytes there are."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    def read(self, start: int = 0, count: int | None = None) -> Tensor:
+        """Some of its numbers, in the type they are stored in; the bytes of a type that is not among `FLOATS`."""
+        kind = FLOATS.get(self.kind, torch.uint8)
+        count = self.size // kind.itemsize - start if count is None else count
+        buffer = bytearray(count * kind.itemsize)
+        with self.path.open("rb", buffering=0) as file:  # a mapped file would count as memory of the process
+            file.seek(self.begin + start * kind.itemsize)
+            if file.readinto(buffer) != len(buffer):
+                raise ModelError(f"'{self.path}' is cut off; copy or download it again")
+        return torch.frombuffer(buffer, dtype=kind) if buffer else torch.empty(0, dtype=kind)
+
+
+def find_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """The tensors of some safetensors files, by their headers."""
+    found = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if length > MAX_CONFIG_BYTES:
+                    raise ValueError(
+                        f"its header would have {length:,} bytes, and at most {MAX_CONFIG_BYTES:,} are read"
+                    )
+                with safe_open(str(path), "pt"):  # checks that the file is whole, and that its header fits
+                    pass
+                header = parse_json(file.read(length).decode())
+        except (OSError, ValueError, SafetensorError) as error:
+            raise not_whole(path, error) from error
+        header.pop("__metadata__", None)
+        for name, each in header.items():
+            start, end = each["data_offsets"]
+            found[name] = StoredTensor(path, each["dtype"], tuple(each["shape"]), 8 + length + start, end - start)
+    return found
 
 
 def not_whole(path: Path, error: Exception) -> ModelError:
@@ -190,7 +228,7 @@ def not_whole(path: Path, error: Exception) -> ModelError:
     return ModelError(f"'{path}' is not a whole safetensors file: {error}; was it cut off? Copy or download it again")
 
 
-def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: bool = True) -> Stored:
+def read_weights(files: Collection[Path], *, allow_pickle: bool = False, numbers: bool = True) -> Stored:
     """All tensors of some files, in the dtypes they are stored in; without `numbers`, on the meta device."""
     stored, weights = Stored({}), dict[str, Tensor]()
     for path in files:
@@ -198,6 +236,8 @@ def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: 
             raise ModelError(f"the weights '{path}' are missing")
         safe = path.suffix == ".safetensors"
         try:
+            if safe:
+                find_tensors([path])  # refuses what safetensors accepts: a name twice
             stored = Stored(load_tensors(path)[0]) if safe else _read_pickle(path, allow_pickle)
         except OSError as error:
             raise not_whole(path, error) from error
@@ -205,7 +245,7 @@ def read_weights(files: Iterable[Path], *, allow_pickle: bool = False, numbers: 
             raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite numbers; the model was saved when broken")
         weights |= stored.weights if numbers else without_numbers(stored.weights)
     if not weights:
-        raise ModelError("there are no tensors in the weights")
+        raise ModelError(f"there are no tensors in {', '.join(path.name for path in files) or 'the weights'}")
     return replace(stored, weights=weights)  # a pickle is the only file
 
 
@@ -216,7 +256,7 @@ def _read_pickle(path: Path, allowed: bool) -> Stored:
         with torch.serialization.safe_globals([argparse.Namespace]):  # the arguments of timm's train.py
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        fact = str(error).partition("\n")[0]
+        fact = str(error).partition("\n")[0].partition(". ")[0]  # what follows advises to run the code in it
         raise ModelError(
             f"'{path}' cannot be read as a pickle of tensors: {fact}; save only model.state_dict()"
         ) from error
@@ -235,20 +275,18 @@ def _unwrap(content: Any) -> dict[str, Tensor]:
     for wrapper in _WRAPPERS:
         if isinstance(inner := content.get(wrapper), Mapping) and inner:
             return _unwrap(inner)
-    return {name: value.detach() for name, value in content.items() if isinstance(value, Tensor)}
-
-
-def write_hollow(path: Path, tensors: Mapping[str, Any]) -> None:
-    """A file with the tensors of a remote header, and a hole instead of the numbers, which takes no room on disk."""
-    entries = {
-        name: {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": list(each.data_offsets)}
-        for name, each in tensors.items()
+    return {
+        name: value.detach() for name, value in content.items() if isinstance(value, Tensor) and isinstance(name, str)
     }
-    header = json.dumps(entries).encode()
-    end = max((each["data_offsets"][1] for each in entries.values()), default=0)
+
+
+def write_hollow(path: Path, header: bytes) -> int:
+    """A file with a header and a hole instead of the numbers, which takes no room on disk; returns its size."""
+    entries = parse_json(header[8:].decode())
+    ends = [each["data_offsets"][1] for name, each in entries.items() if name != "__metadata__"]
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + end)
+        file.write(header)
+        return file.truncate(len(header) + max(ends, default=0))
 
 
 # ---- fitting to a model
@@ -270,6 +308,14 @@ def strip_prefixes(weights: Mapping[str, Tensor], expected: Collection[str]) -> 
     return stripped
 
 
+def find_odd_numbers(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of whole, complex or other numbers where there should be floating-point ones, in words."""
+    for name, place in expected.items():
+        if name in weights and place.is_floating_point() and not weights[name].is_floating_point():
+            return f"{name} is {weights[name].dtype}, not {place.dtype}".replace("torch.", "")
+    return None
+
+
 def fit_weights(
     weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str, advice: str
 ) -> dict[str, Tensor]:
@@ -285,7 +331,7 @@ def fit_weights(
     """
     counters = {name: torch.zeros_like(place) for name, place in expected.items() if name.endswith(_COUNTER)}
     whole = {**counters, **weights}
-    if differing := describe_differences(whole, expected):
+    if differing := describe_differences(whole, expected) or find_odd_numbers(whole, expected):
         raise ModelError(f"'{where}' does not fit: {differing}; {advice}")
     return {name: whole[name] for name in expected}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
@@ -49,7 +50,7 @@ class Field:
     def words(self) -> str:
         """What a value must be, in words."""
         words = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
-        words += "".join(f", {word} {limit:g}" for word, _, limit in self._limits())
+        words += "".join(f", {word} {limit:g}" for word, _, limit in self._limits() if limit < _MANY)
         return words + (", or null" if self.optional else "")
 
     def flag(self, plain: str = "port") -> str:
@@ -61,6 +62,7 @@ class Field:
         """The value in the type of this field; a RecipeError says what is wrong with it."""
         if value is None and self.optional:
             return None
+        read = None
         try:
             read = _convert(value, self.type)
             if self.choices and read not in self.choices:
@@ -69,16 +71,18 @@ class Field:
                 raise ValueError
         except ValueError:
             hint = nearest(value, self.choices)
+            if isinstance(read, int | float) and self.most is not None and read > self.most >= _MANY:
+                hint = f", and at most {self.most:,}"
             if self.type in (str, tuple) and not self.choices and value is not None:
                 hint = "; put it in quotes" if self.type is str else "; put each in quotes"
-            raise RecipeError(f"{self.key} is {value!r}, but must be {self.words}{hint}") from None
+            raise RecipeError(f"{self.key} is {value!r:.200}, but must be {self.words}{hint}") from None
         return read
 
     def parse(self, text: str) -> Any:
         """The value of a text from the command line, where `none` stands for null."""
         if self.optional and text.lower() == "none":
             return None
-        if self.type is int and text.removeprefix("-").isdecimal():
+        if self.type is int and re.fullmatch("-?[0-9]{1,20}", text):
             return self.read(int(text))
         return self.read(text)
 
@@ -95,6 +99,8 @@ def fields_of(options: Any, section: str) -> tuple[Field, ...]:
         kind, optional, literals = _resolve(hints[each.name])
         limits = {name: each.metadata.get(name) for name in _LIMITS}
         choices = tuple(each.metadata.get("choices", literals))
+        if kind is int and limits["most"] is None:
+            limits["most"] = _MANY
         default = each.default if each.default_factory is MISSING else each.default_factory()
         found.append(Field(section, each.name, kind, optional, default, each.metadata["help"], choices, **limits))
     return tuple(found)
@@ -126,6 +132,8 @@ def _convert(value: Any, kind: type) -> Any:
     raise ValueError
 
 
+_MANY = 999_999
+"""More steps or minibatches than anybody takes: the limit of whole numbers that have none of their own."""
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "least": ("at least", operator.ge),
     "most": ("at most", operator.le),

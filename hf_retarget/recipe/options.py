@@ -11,6 +11,8 @@ from hf_retarget.errors import RecipeError
 from hf_retarget.names import PORT_HEADS, SAVE_AS, TARGETS
 from hf_retarget.recipe.field import fields_of
 
+_SEED = 2**63 - 1
+
 
 def _option(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"help": help, **limits})
@@ -50,11 +52,11 @@ class DataOptions(_Options):
     image_column: str | None = _option(None, "column of the images (found if not given)")
     label_column: str | None = _option(None, "column of the labels (found if not given)")
     validation: float = _option(0.1, "share of the training split kept for validation", least=0, below=1)
-    seed: int = _option(0, "seed of the split into training and validation", least=0)
+    seed: int = _option(0, "seed of the split into training and validation", least=0, most=_SEED)
     classes: tuple[str, ...] = _option((), "keep only these labels, renumbered in this order (all if empty)")
-    limit: int | None = _option(None, "use at most this many images of each split", least=2)
+    limit: int | None = _option(None, "use at most this many images of each split", least=2, most=10**9)
     image_size: int | None = _option(
-        None, "height and width of the model's input (the model's own if not given)", least=1
+        None, "height and width of the model's input (the model's own if not given)", least=4, most=4096
     )
 
 
@@ -98,7 +100,9 @@ class PortOptions(_Options):
     micro_batch: int | None = _option(None, "images that go through the model at once (all if not given)", least=1)
     bn_batches: int = _option(5, "minibatches that re-estimate the BatchNorm statistics", least=0)
     head: str = _option("auto", "classifier that both bases get before the port", choices=PORT_HEADS)
-    seed: int = _option(0, "seed of minibatches, head, solver, and fine-tuning (unless its own is given, too)", least=0)
+    seed: int = _option(
+        0, "seed of minibatches, head, solver, and fine-tuning (unless its own is given, too)", least=0, most=_SEED
+    )
     start: str = _option(
         "warm", "where the search begins: at the permutation of the step before, or anew", choices=("warm", "restart")
     )
@@ -146,12 +150,12 @@ class TrainOptions(_Options):
     section = "finetune"
 
     steps: int = _option(0, "optimizer steps to take (or give epochs)", least=0)
-    epochs: float = _option(0.0, "passes over the training split (or give steps)", least=0)
+    epochs: float = _option(0.0, "passes over the training split (or give steps)", least=0, most=10**6)
     batch_size: int = _option(128, "images in a step", least=1)
     optimizer: str = _option("sgd", "how the weights are updated", choices=("sgd", "adamw"))
     lr: float = _option(0.01, "learning rate at its highest", above=0)
     momentum: float = _option(0.9, "momentum of SGD, or the first beta of AdamW", least=0, below=1)
-    weight_decay: float = _option(1e-4, "weight decay, on all parameters", least=0)
+    weight_decay: float = _option(1e-4, "weight decay, on all parameters", least=0, most=10**6)
     schedule: str = _option(
         "cosine", "the learning rate after the warm-up: cosine (down to 0) or constant", choices=("cosine", "constant")
     )
@@ -162,7 +166,7 @@ class TrainOptions(_Options):
     freeze: tuple[str, ...] = _option(
         (), "names of modules or parameters that stay as they are (layer1, blocks.0.attn, …)"
     )
-    seed: int = _option(0, "seed of the order of the images, augmentation and dropout")
+    seed: int = _option(0, "seed of the order of the images, augmentation and dropout", least=0, most=_SEED)
     evaluate_every: int = _option(0, "steps between two scores, the start included (0: only at the end)", least=0)
     checkpoint_every: int = _option(0, "steps between two checkpoints (0: a tenth of the training)", least=0)
 

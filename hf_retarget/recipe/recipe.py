@@ -142,7 +142,7 @@ def load_recipe(reference: str | Path, preset: str | None = None) -> Recipe:
     if preset is None:
         return recipe
     if preset not in presets:
-        names = f" (there are {', '.join(presets)})" if presets else " (it has none)"
+        names = f" (it has {', '.join(presets)})" if presets else " (it has none)"
         raise RecipeError(f"recipe '{recipe.name}' has no preset '{preset}'{nearest(preset, presets)}{names}")
     return presets[preset]
 

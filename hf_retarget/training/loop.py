@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hf_retarget.data import Split
 from hf_retarget.errors import DataError, NotFiniteError, PortError, RecipeError
 from hf_retarget.files import hash_tensors, load_tensors, save_tensors
-from hf_retarget.matching.gradients import cross_entropy
+from hf_retarget.matching.gradients import cross_entropy, enough_for_batchnorm
 from hf_retarget.recipe.options import TrainOptions
 from hf_retarget.run import Run
 from hf_retarget.training.recorder import TrajectoryRecorder
@@ -53,6 +52,8 @@ def train_model(
         return History((), (), 0.0)
     if not len(split):
         raise DataError("there are no images to train on; is the training split empty?")
+    if not options.total_steps(len(split)):
+        raise RecipeError(f"{options.epochs:g} epochs of {len(split)} images are no step; give more epochs, or steps")
     run = run or Run()
     model.to(run.accelerator.device)
     with _training(model, options.freeze) as still:
@@ -185,7 +186,7 @@ class _Training:
         device, optimizer, scaler = self.run.accelerator.device, self.optimizer, self.scaler
         # Dropout depends on the seed and the step alone, not on what was drawn before.
         torch.manual_seed((self.options.seed * 1_000_003 + self.step) % 2**63)
-        with self.run.accelerator.autocast():
+        with enough_for_batchnorm(len(inputs)), self.run.accelerator.autocast():
             output = self.model(inputs.to(device))
             loss = cross_entropy(output, labels.to(device), label_smoothing=self.options.label_smoothing)
         value = float(loss.detach())
@@ -231,7 +232,7 @@ class _Training:
             self.losses = list(facts["losses"])
             self.scores = [(int(step), float(value)) for step, value in facts["scores"]]
             self.began = time.monotonic() - facts["seconds"]
-        except (KeyError, RuntimeError, TypeError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise PortError(
                 f"cannot continue from the checkpoint '{path}': {error}; delete it to start again"
             ) from error
@@ -274,7 +275,7 @@ class _Training:
         facts = {"key": self.key, "scaler": self.scaler.state_dict(), "facts": asdict(self.history())}
         try:
             save_tensors(self.checkpoint, tensors, facts)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise PortError(f"cannot write the checkpoint '{self.checkpoint}': {error}") from error
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from safetensors import SafetensorError
 from torch import nn
 
 from hf_retarget.errors import PortError, RetargetError
@@ -92,7 +91,7 @@ class TrajectoryRecorder:
             save_tensors(path, {name: value.detach().cpu().clone() for name, value in weights.items()}, {"step": step})
             # After the weights: what it lists is there.
             write_json(self.folder / INDEX, {"every": self.every, "steps": steps})
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise PortError(f"cannot record step {step} in '{path}': {error}") from error
         self._steps = steps
 
@@ -104,7 +103,10 @@ def _path(folder: Path, step: int) -> Path:
 def _read_index(folder: Path) -> list[int]:
     """The recorded steps in order, the start first."""
     try:
-        return sorted(int(step) for step in read_json(folder / INDEX)["steps"])
+        steps = read_json(folder / INDEX)["steps"]
+        if not all(type(each) is int and each >= 0 for each in steps) or len(set(steps)) < len(steps):
+            raise ValueError(f"its steps are {steps!r:.100}, and should be different whole numbers")
+        return sorted(steps)
     except FileNotFoundError as error:
         raise PortError(f"there is no trajectory in '{folder}' (no {INDEX}); was it recorded there?") from error
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -13,8 +13,8 @@ class Fault:
 
     One of: `status` (answered without doing anything), `cut_request` (the connection ends after so many bytes of the
     body have been read), `cut_answer` (after so many bytes of the answer's body), `lose_answer` (all is done, then the
-    connection ends without a word), `flip` (one byte of the answer's body is another one). `delay` goes with each of
-    them or alone.
+    connection ends without a word), `flip` (one byte of the answer's body is another one), `ignore_range` (the
+    whole file is sent, whatever part was asked for). `delay` goes with each of them or alone.
     """
 
     route: str
@@ -29,6 +29,7 @@ class Fault:
     cut_answer: int | None = None
     lose_answer: bool = False
     flip: int | None = None  # the byte of the answer's body that arrives as another one
+    ignore_range: bool = False
     reset: bool = False  # a cut that is a reset (RST) and not an orderly end (FIN): the client sees another error
     delay: float = 0.0
 

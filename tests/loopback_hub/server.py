@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if answer is None or (fault and fault.lose_answer):
                 raise Cut
-            self._send(answer, fault.cut_answer if fault else None, fault.flip if fault else None)
+            self._send(answer, fault or Fault("*"))
         except Cut:
             self.close_connection = True
             server.end(self.connection, reset=bool(fault and fault.reset))
@@ -156,9 +156,11 @@ class Handler(BaseHTTPRequestHandler):
         self.record = replace(self.record, user=who.name)
         return who
 
-    def _send(self, answer: Answer, cut_after: int | None, flip: int | None = None) -> None:
+    def _send(self, answer: Answer, fault: Fault) -> None:
+        cut_after, flip = fault.cut_answer, fault.flip
         size = answer.file.stat().st_size if answer.file else len(answer.body)
-        status, start, stop = _range(self.headers["Range"], size) if answer.file else (answer.status, 0, size)
+        asked = None if fault.ignore_range else self.headers["Range"]
+        status, start, stop = _range(asked, size) if answer.file else (answer.status, 0, size)
         self.record = replace(self.record, status=status)
         self.send_response(status)
         for name, value in answer.headers.items():

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import re
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -14,13 +15,15 @@ import pytest
 import timm
 import torch
 from click.testing import CliRunner, Result
+from tiny_lm import save_trio
 
 import hf_retarget as rt
 from hf_retarget.cli import main
 from hf_retarget.files import lock_entry, lock_folder
 from hf_retarget.models import load_checkpoint, save_model
-from hf_retarget.porting import result, resume
+from hf_retarget.porting import result, resume, streamed
 from hf_retarget.run import describe_environment
+from hf_retarget.training import loop
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--data-validation", "0.2")
 STEPS = ("--steps", "3", "--batch-size", "8", "--device", "cpu")
@@ -122,7 +125,7 @@ def test_a_state_that_is_whole_is_used(killed, tmp_path):
 
 def test_a_state_of_other_versions_or_threads_is_computed_again(killed, monkeypatch):
     before = describe_environment()
-    monkeypatch.setattr("hf_retarget.porting.port.describe_environment", lambda: {**before, "threads": 64})
+    monkeypatch.setattr("hf_retarget.porting.port.describe_environment", lambda device: {**before, "threads": 64})
     resumed = run(*killed[1], "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert f"'threads' was {before['threads']} and is 64 now" in resumed.stderr
@@ -139,6 +142,44 @@ def test_strange_files_do_not_get_into_a_finished_folder(killed, tmp_path):
     assert run(*command, "--resume").exit_code == 0
     names = {path.name for path in (tmp_path / "ported").rglob("*")}
     assert not names & {"secret.txt", ".port.json.abcdefgh.tmp"}
+
+
+def test_what_safetensors_had_begun_to_write_does_not_get_into_a_finished_folder(models, tmp_path, monkeypatch):
+    command = ("finetune", models / "old", *DATA, *STEPS, "--record", "1", "--out", tmp_path / "tuned")
+    keep = loop._Training._save
+
+    def keep_and_end(self) -> None:
+        keep(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Training, "_save", keep_and_end)
+        assert run(*command).exit_code == 130
+    (tmp_path / ".tuned.work" / "trajectory" / ".tmpAb12Cd").write_bytes(b"half")
+    assert run(*command, "--resume").exit_code == 0
+    assert not list((tmp_path / "tuned").rglob(".*"))
+
+
+def test_ports_of_all_models_without_images_continue_and_leave_nothing_beside_them(tmp_path, monkeypatch):
+    trio = save_trio(tmp_path / "lm", max_shard_size="20KB")
+    command = ("port-all", "--src-base", trio["src_base"], "--new-base", trio["new_base"], "--models", trio["src_ft"])
+    command = (*command, "--data", "none", "--out", tmp_path / "all")
+    keep = streamed.write_shard
+
+    def keep_and_end(*arguments) -> None:
+        keep(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streamed, "write_shard", keep_and_end)
+        assert run(*command).exit_code == 130
+    done = run(*command)
+    assert done.exit_code == 0, done.output
+    for name in (".src_ft.lock", ".src_ft.lock.json", ".src_ft.work.old/run.json"):  # as after a kill while tidying up
+        (tmp_path / "all" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "all" / name).write_text("{}")
+    assert run(*command).exit_code == 0
+    assert list((tmp_path / "all").glob(".*")) == []
 
 
 def test_a_folder_without_a_model_is_never_put_into_place(killed, tmp_path, monkeypatch):
@@ -248,6 +289,21 @@ def test_a_damaged_gradient_is_computed_again(trio, tmp_path):
     assert "is damaged" in again.stderr
     assert weights(tmp_path / "first") == weights(tmp_path / "second")
     assert [path.name for path in (tmp_path / "cache").rglob(".*")] == []
+
+
+def test_a_gradient_that_cannot_be_kept_is_one_line(trio, tmp_path):
+    """What compiled code writes fails like any other write."""
+    command = ("port", *trio, *DATA, *PORT, "--gradient-cache", tmp_path / "cache", "--out", tmp_path / "ported")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        failed = run(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (failed.exit_code, type(failed.exception)) == (1, SystemExit), failed.exception
+    assert "step-1.safetensors" in failed.stderr.splitlines()[-1]
+    assert list((tmp_path / "cache").rglob("*.*")) == []
+    assert run(*command, "--resume").exit_code == 0
 
 
 def test_no_path_of_the_machine_is_written(models, tmp_path):
