@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.document import ContenderFigures, PortDocument
+from hf_retarget.document import ContenderFigures, Lead, PortDocument
 from hf_retarget.names import RECIPE
 from hf_retarget.words import duration
 
 _MODELS = ("src_base", "src_ft", "new_base")
 _READING = ("arch", "allow_pickle", "preprocess")
 _GIVEN = ("initial_head", "checkpoints", "permutation", "tuned_target")
+PORTED, HEAD, RETRAIN, KEEP, UNSCORED = "port", "fit a head", "retrain", "keep", "port, not scored"
+
 _STEPS = 200
 """Steps of a fine-tuning that is to go further."""
 
 
 def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: str = "") -> str:
-    """The command that follows the verdict; empty if a model or the data were not given as text.
+    """The command that follows the verdict; empty for an adapter, or if a model or the data were not given as text.
 
     `options` are the arguments of the port, `data` is where its images are, if the recipe in its folder cannot tell.
     """
@@ -28,10 +31,14 @@ def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: s
     texts = all(isinstance(options.get(name), (str, Path)) for name in _MODELS)
     if not texts or not document.contenders or not document.recipe.get("data", {}).get("reference"):
         return ""
+    if document.adapter:  # it is no model that a command could take
+        return ""
     images = ["--data", f"{out.rstrip('/')}/{RECIPE}", *(["--data-reference", data] if data else [])]
     teacher = [] if document.labelled else ["--teacher", models["src_ft"]]
     reading = _flags(options, _READING)
     again = ["port", *_flags(models, _MODELS), *images, *reading, *_flags(options, _GIVEN)]
+    if choose_action(document) == KEEP:
+        return shlex.join(["hf-retarget", "evaluate", models["src_ft"], *images, *reading])
     better = find_better(document)
     port, row = document.recipe["port"], document.port.row
     suffices = row.instead and not row.step  # a head, say: no port was needed
@@ -45,6 +52,19 @@ def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: s
     ways = ["--steps", str(max(_STEPS, better.gradients)), "--batch-size", str(port["batch_size"])]
     ways += ["--lr", rate[1]] if rate else []
     return _join(["finetune", models["new_base"], *images, *reading, *teacher], ways, out, "plain")
+
+
+def choose_action(document: PortDocument) -> str:
+    """What to do with a fine-tuning, in a word: what the verdict says, or `keep` where that is behind the tuned model.
+
+    A port that is not shown to be worse than its alternatives stays `port`.
+    """
+    if not document.contenders:
+        return UNSCORED
+    best, tuned = find_better(document) or document.result, document.find("tuned")
+    action = RETRAIN if best.row.is_alternative else HEAD if best.row.stands_alone else PORTED
+    behind = action != PORTED and tuned is not None and _is_clearly_better(tuned, best)
+    return KEEP if behind else action
 
 
 def find_better(document: PortDocument) -> ContenderFigures | None:
@@ -64,6 +84,14 @@ def compare_times(document: PortDocument) -> str:
     if plain is None or not plain.seconds or not spent:
         return ""
     return f"{duration(spent)} for the port, {duration(plain.seconds)} for plain fine-tuning, each with its choices"
+
+
+def _is_clearly_better(one: ContenderFigures, other: ContenderFigures) -> bool:
+    """By what is known of how far each is behind the result; on the second set of images, if any, it must be, too."""
+    mine, theirs = (each.lead or Lead(0.0, 0.0) for each in (one, other))  # the result is not ahead of itself
+    ahead = Lead(theirs.value - mine.value, math.hypot(mine.error, theirs.error))
+    also = one.also is None or other.also is None or one.also.top1 > other.also.top1
+    return ahead.value > 0 and ahead.is_clear and also
 
 
 def _flags(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from hf_retarget.contenders import contenders
 from hf_retarget.document import PortDocument, read_document
 from hf_retarget.errors import PortError, RetargetError
-from hf_retarget.names import PORT
+from hf_retarget.names import PORT, SIDES
 from hf_retarget.words import shorten_names
 
 FORMAT = "hf-retarget/compare/2"
@@ -21,7 +21,7 @@ SEEDS = ("port.seed", "finetune.seed")
 """Fields that make a port a repetition of another."""
 BESIDES = ("port.check", "port.control", "port.eval_batch", "port.samples", "port.save_as", "port.rank", "port.energy")
 """Fields that decide how a port is checked, compared, shown and saved, not what it is."""
-_COMPARABLE = {"data": "test images or preparation of the data", "target": "new base"}
+_COMPARABLE = {"data": "test images or preparation of the data", "target": SIDES["target"]}
 
 Curve = Sequence[tuple[float, float]]
 """Pairs of a place (steps or training images) and an accuracy."""
@@ -187,11 +187,12 @@ def compare(folders: Sequence[str | Path], *, over: Sequence[str] = ()) -> PortC
         raise RetargetError("; ".join(problems) or "no ports were given; name their folders")
     if unknown := [name for name in over if not any(name in run.fields for run in runs)]:
         raise RetargetError(
-            f"there is no field '{unknown[0]}' to average over; fields are called like port.seed, source, tuned, target"
+            f"there is no field '{unknown[0]}' to average over; fields are called like port.seed, tuned, "
+            "source (the old base), target (the new base)"
         )
     names = dict.fromkeys(name for run in runs for name in run.fields if name not in (*SEEDS, *BESIDES, *over))
-    differing = [name for name in names if len({repr(run.fields.get(name)) for run in runs}) > 1]
-    alike = _collect((repr([run.fields.get(name) for name in differing]), run) for run in runs)
+    differing = [name for name in names if len({_key(run.fields.get(name)) for run in runs}) > 1]
+    alike = _collect((str([_key(run.fields.get(name)) for name in differing]), run) for run in runs)
     if any(name.startswith("data.") for name in differing):  # these say more exactly how the data differ
         differing = [name for name in differing if name != "data"]
     groups = tuple(Group.of(members, differing) for members in alike.values())
@@ -261,7 +262,8 @@ def _describe(name: str, value: Any) -> str:
     words = "+".join(value) or None if isinstance(value, list) else value
     if words is None or isinstance(words, bool):
         words = {None: "none", True: "on", False: "off"}[words]
-    return f"{name.removeprefix('port.').replace('.', ' ').replace('_', ' ')} {words}"
+    named = SIDES.get(name) or name.removeprefix("port.").replace(".", " ").replace("_", " ")
+    return f"{named} {words}"
 
 
 def _warn(runs: Sequence[FinishedPort], groups: Sequence[Group], over: Sequence[str]) -> list[str]:
@@ -284,6 +286,11 @@ def _collect_same(runs: Sequence[FinishedPort]) -> Iterable[list[FinishedPort]]:
     most = sorted(runs, key=lambda run: -len(run.top1))
     deciding = ([each for each in run.fields.items() if each[0] not in BESIDES] for run in most)
     return _collect(zip(map(repr, deciding), most, strict=True)).values()
+
+
+def _key(value: Any) -> str:
+    """What tells values apart: 0 and 0.0 are the same."""
+    return repr(float(value) if type(value) is int else value)
 
 
 def _collect(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:

@@ -20,6 +20,7 @@ from hf_retarget.advice import advise, compare_times
 from hf_retarget.cli import main
 from hf_retarget.document import Lead, read_document
 from hf_retarget.models import load_checkpoint, save_model
+from hf_retarget.report import compose_report
 
 SMALL = ("--steps", "2", "--batch-size", "16", "--grad-batches", "1", "--bn-batches", "1", "--device", "cpu")
 DATA = ("--data", "fashion-mnist", "--data-limit", "80", "--data-image-size", "28", "--data-validation", "0.2")
@@ -112,6 +113,15 @@ def test_every_next_command_runs_as_printed(ported, here, change, words, folder)
     made = here / f"my port-{folder}"
     assert (made / "model.safetensors").is_file()
     shutil.rmtree(made)
+
+
+def test_a_tuned_model_that_is_clearly_ahead_of_all_is_kept(ported):
+    document = with_leads(ported[1], head=BEHIND, tuned=Lead(-0.5, 0.01))
+    command = advise(document, "my port", OPTIONS)
+    assert command.startswith("hf-retarget evaluate weights.safetensors --data 'my port/recipe.yaml'")
+    result = run(command)
+    assert result.exit_code == 0, result.output
+    assert "Keep the tuned model" in compose_report(document).html
 
 
 def test_the_better_of_two_alternatives_is_advised(ported):

@@ -83,6 +83,19 @@ def test_what_it_says_is_what_a_dry_run_says(models):
     assert found["compatible"] is True
 
 
+@pytest.mark.parametrize(
+    ("name", "seed", "advice"),
+    [("test_resnet", 0, "port"), ("test_resnet", 1, "retrain"), ("test_vit", 1, "fit a head")],
+)
+def test_what_probably_pays(name, seed, advice, tmp_path):
+    for side, (draw, more) in {"old": (0, 0.0), "tuned": (0, 0.1), "new": (seed, 0.02)}.items():
+        weights = load_file(make(tmp_path / side, draw, 2, name) / "model.safetensors")
+        moved = {key: each + more * each.abs() if each.ndim > 1 else each for key, each in weights.items()}
+        save_file(moved, tmp_path / side / "model.safetensors")
+    assert json.loads(run(*trio(tmp_path), "--json", "-q").stdout)["advice"] == advice
+    assert "a port measures it" in run(*trio(tmp_path)).stdout
+
+
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_memory_is_that_of_a_dry_run(name, tmp_path):
     for seed, side in enumerate(("old", "tuned", "new")):

@@ -18,6 +18,7 @@ import hf_retarget as rt
 from hf_retarget.cli import main
 from hf_retarget.cli.show import write_file
 from hf_retarget.contenders import find_contender
+from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint, save_model
 
 
@@ -180,6 +181,8 @@ def test_demo_tells_the_whole_story(tmp_path):
     labels = (
         find_contender(name).label for name in ("tuned", "base", "naive-line", "head", "plain", "matched", "whole")
     )
+    for port in ("ported", "matched"):
+        assert read_document(tmp_path / "demo" / port / "port.json").verdict in result.stdout
     for words in (*labels, "(best step", "ALSO", str(tmp_path / "demo" / "ported")):
         assert words in result.stdout
 

@@ -55,6 +55,7 @@ def make_recipe(**changes: Any) -> Recipe:
     fields = {"data.image_size": 12, "data.validation": 0.2, "port.steps": 4, "port.batch_size": 8}
     fields |= {"port.grad_batches": 2, "port.bn_batches": 1, "port.method": "fgmt-sign", "port.samples": 4}
     fields |= {"finetune.steps": 4, "finetune.batch_size": 4, "finetune.lr": 0.02}
+    fields |= {"port.start": "restart"}  # the default of the version that made `OLD`
     return Recipe("tiny").override(**(fields | changes))
 
 

@@ -49,6 +49,12 @@ def test_help_all_has_every_option_once_in_groups(command):
     assert {"Options", "Models", "Result", "Hub", "Running", "Data", "Fine-tuning"} <= set(headings)
 
 
+def test_the_list_of_commands_has_whole_sentences():
+    lines = ask("--help").split("Commands:")[1].split("Example:")[0].strip().splitlines()
+    assert len(lines) == len(main.commands)
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_every_common_option_exists():
     for command in main.commands.values():
         if isinstance(command, SectionedCommand):

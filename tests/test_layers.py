@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # publish …): it may import what is below it, and of its equals those in BESIDE; the ones above may import it.
 BELOW = ["errors", "untrusted", "names", "words", "files", "progress", "run", "contenders", "document_v1", "document"]
 BELOW += ["advice", "hub", "recipe", "graph", "matching", "models", "data", "evaluation", "training", "adapters"]
-BESIDE = {"inspection": {"report"}}
+BESIDE = {"inspection": {"report"}, "successors": {"streaming"}}
 ABOVE = ["porting", "landscape", "cli", "__main__"]
 LONGEST = 500  # lines; more is a sign of two subjects
 

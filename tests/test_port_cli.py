@@ -104,7 +104,7 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     document = read_document(out / "port.json")
     assert f"{document.port.test.top1:.1%}" in lines[-1]
     assert f"(best step {document.port.best_step} of 3)" in lines[-1]
-    assert f"({document.alternative.gradients} minibatches, lr " in lines[-2]
+    assert f"({document.alternative.gradients} minibatches" in lines[-2]
     assert rest.splitlines() == [document.verdict, f"Saved to {out}"]
     told = errors.splitlines()
     assert any(line.startswith("head: zero (the heads differ in size") for line in told)

@@ -117,6 +117,13 @@ def test_how_the_paper_trains_before_and_after(name, source, after):
         assert (code.epochs, code.lr, code.optimizer) == (10, 1e-4, "adamw")
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_says_how_long_to_fine_tune_and_does_so_after_a_port_only_if_asked(name):
+    plain, source = load_recipe(name).finetune, load_recipe(name, "source").finetune
+    assert (plain.steps, plain.epochs) == (0, 0)
+    assert 1 <= source.epochs <= 100
+
+
 def test_five_epochs_of_imagenet_warm_up():
     train = load_recipe("imagenet@source").finetune
     assert train.warmup == pytest.approx(5 * train.total_steps(round(1_281_167 * 0.9)) / train.epochs, abs=100)
@@ -338,13 +345,16 @@ def test_a_file_that_is_not_text_or_not_there(tmp_path):
         load_recipe(path)
 
 
-def test_an_unknown_name_or_preset_names_the_nearest():
+def test_an_unknown_name_or_preset_names_the_nearest(tmp_path):
     with pytest.raises(RecipeError, match="no recipe 'cifar-100'; did you mean 'cifar100'"):
         load_recipe("cifar-100")
-    with pytest.raises(RecipeError, match=r"'cub' has no preset 'papper'; did you mean 'paper'\? \(there are paper, "):
+    with pytest.raises(RecipeError, match=r"'cub' has no preset 'papper'; did you mean 'paper'\? \(it has paper, "):
         load_recipe("cub@papper")
-    with pytest.raises(RecipeError, match="it has none"):
+    with pytest.raises(RecipeError, match="it has source"):
         load_recipe("pets", "paper")
+    (tmp_path / "bare.yaml").write_text("data: {reference: photos}")
+    with pytest.raises(RecipeError, match="it has none"):
+        load_recipe(tmp_path / "bare.yaml", "paper")
     with pytest.raises(RecipeError, match="say one of them"):
         load_recipe("cub@paper", "source")
 

@@ -1,4 +1,4 @@
-"""Port every fine-tuned model of an organisation to a new base; run it again and it goes on where it stopped.
+"""Port every fine-tuned model of an organisation to a new base; run it again and it continues where it stopped.
 
 python port_organisation.py --organisation lab --old-base timm/resnet18.tv_in1k --new-base timm/resnet18.a1_in1k
 """

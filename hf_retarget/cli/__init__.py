@@ -59,7 +59,8 @@ class _Commands(click.Group):
         except (RetargetError, OSError) as error:
             if ctx.meta.get(DEBUG) or isinstance(error, BrokenPipeError):
                 raise
-            raise click.ClickException(plain(error)) from error
+            line = " ".join(each.strip() for each in str(error).splitlines())  # libraries explain themselves at length
+            raise click.ClickException(plain(line)) from error
 
 
 @contextmanager

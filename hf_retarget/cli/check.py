@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_retarget.advice import HEAD, PORTED, RETRAIN
 from hf_retarget.cli.options import debug_option, model_options, optional_bases, require, run_options
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import echo_json, echo_rows
@@ -32,6 +33,13 @@ _MOST = 5  # differences that are printed
 
 _SIDES = {"source": "src_base", "tuned": "src_ft", "target": "new_base"}
 
+_ADVICE = {
+    PORTED: "port; it will probably need no gradients",
+    HEAD: "fit a head on the new base (--method head)",
+    RETRAIN: "fine-tune the new base plainly, if you have labels and time for 60 minibatches; a port starts sooner",
+}
+"""How often these are right: docs/pays.md."""
+
 Row = tuple[str, str]
 
 
@@ -47,7 +55,7 @@ Row = tuple[str, str]
 def check(
     ctx: click.Context, /, ported: Path | None, recipe: Recipe, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Find out whether a fine-tuning can be ported, and what that costs, without downloading weights.
+    """Find out whether a fine-tuning can be ported, and the cost.
 
     Only configurations, headers and a sample of the weights are read, at most 4 MB of a model. Exits with 0 if a port
     is possible, else with 1. A MODEL is a timm name, a Hub id (org/name@revision), a folder, or a file with --arch.
@@ -98,6 +106,8 @@ def _describe(found: InputCheck, *, matches: bool) -> list[Row]:
         rows.append(("labels", _labels(found)))
     if found.relation:
         rows.append(("bases", f"{found.relation.sentence}; by a sample of their weights"))
+    if found.advice:
+        rows.append(("advice", f"{_ADVICE[found.advice]} (judged by the weights alone; a port measures it)"))
     if found.data:
         images = ", ".join(f"{'?' if n is None else format(n, ',')} {split}" for split, n in found.data.images.items())
         rows.append(("data", f"{found.data.name}{f' ({images})' if images else ''}"))

@@ -28,7 +28,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--over",
     multiple=True,
     metavar="FIELD",
-    help="Count runs that differ in this field, too, as repetitions: tuned, target, data.seed …",
+    help="Count runs that differ in this field, too, as repetitions: tuned, target (the new base), data.seed …",
 )
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a page with the table and all curves to FILE.")
 @click.option("--csv", "table", type=_FILE, metavar="FILE", help="Write one row for each port to FILE.")
@@ -44,10 +44,11 @@ def compare(
     table: Path | None,
     as_json: bool,
 ) -> None:
-    """Put finished ports beside each other: mean and deviation over seeds, grouped by what differs.
+    """Compare finished ports, in groups by what differs.
 
-    A DIR is the folder of a port, or a folder of such folders. Ports that differ in nothing but their seeds are one
-    group. What cannot be read is named and left out, and the exit code is then 1.
+    Seeds are averaged (mean and deviation). A DIR is the folder of a port, or a folder of such folders. Ports that
+    differ in nothing but their seeds are one group. What cannot be read is named and left out, and the exit code is
+    then 1.
     """
     from hf_retarget.comparison import compare
     from hf_retarget.report.comparison import draw_comparison_page, list_runs, make_table

@@ -35,7 +35,7 @@ Examples:
 @token_option
 @debug_option
 def convert(model: str, out: Path, **options: Any) -> None:
-    """Write MODEL into the new folder OUT, as model.safetensors and config.json.
+    """Write MODEL into the new folder OUT, as safetensors.
 
     MODEL is a file, a folder or an id of the Hub. A checkpoint of timm's train.py names its architecture and image
     size; its averaged weights are taken if it has any. Of any pickle, tensors and plain values are all that is read.

@@ -38,11 +38,12 @@ NOISE = 60
 @click.option("--quick", is_flag=True, help="Train only briefly: to see that everything runs, not what it is good for.")
 @debug_option
 def demo(out: Path, quick: bool) -> None:
-    """Port a fine-tuning to an update of its base, on images that come with the package. Needs no network.
+    """See a whole port, on images that come with the package.
 
-    A small network learns to tell six kinds of clothes apart: the old base. It is fine-tuned on four other kinds. Then
-    the base is updated: it learns to withstand noise. The fine-tuning is moved to the update, and compared with what
-    else one could have done, on clean and on noisy images; and then to a base that was trained independently.
+    Needs no network. A small network learns to tell six kinds of clothes apart: the old base. It is fine-tuned on four
+    other kinds. Then the base is updated: it learns to withstand noise. The fine-tuning is moved to the update, and
+    compared with what else one could have done, on clean and on noisy images; and then to a base that was trained
+    independently.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     with status("starting"):
@@ -76,6 +77,7 @@ def demo(out: Path, quick: bool) -> None:
         hard = recipe.override(**{"port.control": "naive"})
         paper = port(out / "old", out / "tuned", out / "independent", recipe=hard, out=out / "matched", **common)
     print_scores(paper.document)
+    echo(f"\n{paper.verdict}")
     echo(f"\nThe ported models, their cards and all figures: {(out / 'ported').resolve()}")
     echo("To port a fine-tuning of your own: hf-retarget port --help")
     echo(f"\nNow look at the report: {(out / 'ported' / 'report.html').resolve()}")

@@ -53,7 +53,7 @@ def evaluate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Score MODEL on images: accuracy, loss, the accuracy of every class, and the confusions.
+    """Score MODEL on images: accuracy, loss, classes, confusions.
 
     MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with --arch.
     Several are scored one by one, and as an ensemble: the mean of their probabilities.

@@ -56,10 +56,11 @@ def inspect(  # more than seven parameters: each is an option that this command 
     everything: bool,
     **options: int | None,
 ) -> None:
-    """Show which neurons of MODEL may be permuted without changing its function.
+    """Show which neurons of MODEL may be permuted.
 
-    MODEL is a name of timm, an id of the Hub (org/name@revision), a folder, or package.module:factory. It is built
-    without weights: nothing is downloaded but, for the Hub, its configuration and the headers of its safetensors.
+    Permuted together, they leave its function as it is. MODEL is a name of timm, an id of the Hub (org/name@revision),
+    a folder, or package.module:factory. It is built without weights: nothing is downloaded but, for the Hub, its
+    configuration and the headers of its safetensors.
     """
     from hf_retarget.inspection import draw_page, draw_picture, print_summary, summarise
 

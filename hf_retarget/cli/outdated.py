@@ -45,10 +45,11 @@ def outdated(
     quiet: bool,
     token: str | None,
 ) -> None:
-    """Find the models whose base has a new version or new weights, and print the command that ports each.
+    """Find the models whose base has a new version.
 
-    A MODEL is a Hub id or a folder. Its base is the one that its port.json, finetune.json, adapter_config.json or card
-    names. Exits with 0 if none is outdated, with 3 if some are, and with 1 if any could not be looked at.
+    Or new weights; the command that ports each is printed. A MODEL is a Hub id or a folder. Its base is the one that
+    its port.json, finetune.json, adapter_config.json or card names. Exits with 0 if none is outdated, with 3 if some
+    are, and with 1 if any could not be looked at.
     """
     if not (models or user or folder):
         raise click.UsageError("Missing models: name some, or say --user or --folder.")

@@ -84,10 +84,11 @@ def plane(  # more than seven parameters: each is an option that this command al
     report: Path | None,
     **options: Any,
 ) -> None:
-    """Show accuracy and loss between models: the line through two (and its barrier), or the plane through three.
+    """Show accuracy and loss on the line or plane through models.
 
-    Models of one architecture with heads of one size. BatchNorm statistics are re-estimated at every point. A first,
-    coarse picture is in DIR early; --resume continues a run that was interrupted.
+    Between two models that is a line, with its barrier; through three, a plane. They are of one architecture, with
+    heads of one size. BatchNorm statistics are re-estimated at every point. A first, coarse picture is in DIR early;
+    --resume continues a run that was interrupted.
     """
     if not models and not more:
         raise click.UsageError("Missing option '--models'.")

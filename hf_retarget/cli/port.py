@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.advice import advise, compare_times
+from hf_retarget.advice import KEEP, advise, choose_action, compare_times
 from hf_retarget.cli.options import (
     bases_options,
     debug_option,
@@ -87,7 +87,7 @@ _COMMON = (
     "--gradient-cache",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep the gradients of the old side there, for ports of the same fine-tuning to other bases.",
+    help="Keep the gradients along the fine-tuning there, for ports of it to other bases.",
 )
 @click.option("--also-data", metavar="DATA", help="Second set of images, with a column of its own in all results.")
 @click.option("--also-data-fit", is_flag=True, help="Fit closed-form heads on its training images, too.")
@@ -115,7 +115,7 @@ def port(
     destination: dict[str, Any] | None,
     **options: Any,
 ) -> None:
-    """Move a fine-tuning to a new base of the same architecture, without repeating it.
+    """Move a fine-tuning to a new base of the same architecture.
 
     A MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with
     --arch. The folder DIR appears when all is done.
@@ -162,14 +162,12 @@ def port(
     if pushed:
         print_pushed(pushed["pushed"])
     if not quiet:
-        if document.contenders and (times := compare_times(document)):
+        if times := compare_times(document):
             echo(f"Time: {times}", err=True)
         echo(f"Look: {out}/report.html", err=True)
-        if (
-            document.contenders
-            and not document.adapter
-            and (command := advise(document, str(out), options, hidden_data(recipe)))
-        ):
+        if choose_action(document) == KEEP:
+            echo("Keep the tuned model: it is clearly ahead of everything that was tried on the new base.", err=True)
+        if command := advise(document, str(out), options, hidden_data(recipe)):
             echo(f"Next: {command}", err=True)
 
 

@@ -63,7 +63,7 @@ A models file is a list of models, with data and options of their own where need
     "--gradient-cache",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep the gradients of the old side there, for ports to other bases.",
+    help="Keep the gradients along the fine-tunings there, for ports to other bases.",
 )
 @click.option("--overwrite", is_flag=True, help="Port again what is there already.")
 @lock_option
@@ -83,10 +83,11 @@ def port_all(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Port every fine-tuning of an old base to a new one, each into a folder of its own below DIR.
+    """Port every fine-tuning of an old base to a new one.
 
-    One that fails does not stop the rest. The same command continues where it was interrupted, and skips what is
-    finished. DIR/port-all.html says what to do with each. Exits with 1 if any failed, or, with --collect, is not there.
+    Each gets a folder of its own below DIR. One that fails does not stop the rest. The same command continues where it
+    was interrupted, and skips what is finished. DIR/port-all.html says what to do with each. Exits with 1 if any
+    failed, or, with --collect, is not there.
     """
     shard, collect = options.pop("shard"), options.pop("collect")
     if collect and (shard or models or options["models_file"]):

@@ -50,10 +50,11 @@ def push(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Push FOLDER, a finished port or fine-tuning, to the repository REPO of the Hub, in one commit.
+    """Push FOLDER, a finished port or fine-tuning, to the Hub.
 
-    REPO is owner/name, or a name of your own; it is made if it is not there. Other files that are there stay. What has
-    arrived in an earlier attempt is not sent again. The token is that of hf auth login, HF_TOKEN or --token.
+    That is one commit. REPO is owner/name, or a name of your own; it is made if it is not there. Other files that are
+    there stay. What has arrived in an earlier attempt is not sent again. The token is that of hf auth login, HF_TOKEN
+    or --token.
     """
     with status("starting"):
         from hf_retarget.publish import Destination, push_folder

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import DataError, NotFiniteError
+from hf_retarget.matching.gradients import enough_for_batchnorm
 from hf_retarget.progress import SILENT, Progress
 
 Batch = tuple[Any, Tensor]
@@ -76,8 +77,9 @@ def reset_batchnorm(
     seen = 0
     with torch.no_grad(), _estimating(model, list(norms.values())):
         for inputs, _ in progress.track(batches, "resetting BatchNorm"):
-            with accelerator.autocast() if accelerator else nullcontext():
-                _run(model, inputs.to(device), seen)
+            autocast = accelerator.autocast() if accelerator else nullcontext()
+            with enough_for_batchnorm(len(inputs), f"minibatch {seen}"), autocast:
+                model(inputs.to(device))
             seen += 1
         if not seen:
             raise DataError("there are no minibatches to reset BatchNorm with; give at least one")
@@ -128,14 +130,3 @@ def _estimating(model: nn.Module, norms: list[nn.Module]) -> Iterator[None]:
             norm.momentum = momentum
         for module, training in modes:
             module.training = training
-
-
-def _run(model: nn.Module, inputs: Tensor, number: int) -> None:
-    try:
-        model(inputs)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise DataError(
-            f"minibatch {number} holds {len(inputs)} image, too few for BatchNorm; use larger minibatches"
-        ) from error

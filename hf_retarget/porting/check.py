@@ -15,6 +15,7 @@ from hf_retarget.data import DataFacts, check_classes, choose_preprocess, descri
 from hf_retarget.data.load import NO_DATA, load_data
 from hf_retarget.document import GateFacts, RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError, RetargetError
+from hf_retarget.evaluation.batchnorm import has_batchnorm
 from hf_retarget.evaluation.gates import Evidence, list_errors, look_at_gates
 from hf_retarget.models import (
     Checkpoint,
@@ -26,7 +27,7 @@ from hf_retarget.models import (
     peek_checkpoint,
 )
 from hf_retarget.models.heads import foresee_policy
-from hf_retarget.models.relation import compare_samples
+from hf_retarget.models.relation import compare_samples, recommend
 from hf_retarget.porting.contest import Contest
 from hf_retarget.porting.cost import (
     Cost,
@@ -114,6 +115,8 @@ class InputCheck:
     """How the bases are related, by a sample of their weights; None if they could not be read in parts."""
     gates: tuple[GateFacts, ...] = ()
     """What was looked at, as far as it could be seen."""
+    advice: str | None = None
+    """What probably pays: `port` (without gradients), `fit a head` or `retrain`."""
     cost: Cost | None = None
 
     @property
@@ -248,6 +251,8 @@ def _with_graph(
     images = ImageCounts(train=counts[0], validation=counts[1], test=counts[2])
     unknown = tuple(map(str, graph.unknown_operators))
     facts = GraphFacts(len(graph.groups), graph.share(1), traced.held, unknown)
+    if found.relation:
+        found = replace(found, advice=recommend(found.relation.word, has_batchnorm=has_batchnorm(model)))
     if sum(each.numel() for each in model.parameters()) <= _TRIED:
         model = replace(target, weights={}).build(tuned.num_classes)  # with random weights
     with doing_now(run.progress, "timing a few images"):

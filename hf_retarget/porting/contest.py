@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from torch import Tensor
+
 from hf_retarget.contenders import AFTER, AUTO, PORT, Contender
 from hf_retarget.data import ImageData, Split
-from hf_retarget.document import GateFacts, RelationFacts
+from hf_retarget.document import GateFacts, RelationFacts, StepFigures
 from hf_retarget.errors import MatchError, ModelError, PortError, TraceError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
 from hf_retarget.evaluation.paired import paired_error
@@ -22,16 +25,52 @@ from hf_retarget.matching.problem import Problem
 from hf_retarget.models.relation import INDEPENDENT
 from hf_retarget.porting.cost import FEW, Price, count_images, price_port
 from hf_retarget.porting.inputs import Inputs, Traced, trace_model
-from hf_retarget.porting.makers import Declined, Made
-from hf_retarget.porting.resume import Track, Workplace
+from hf_retarget.porting.resume import BestStep, Track, Workplace
 from hf_retarget.porting.verdict import judge_port
 from hf_retarget.recipe import Recipe
 from hf_retarget.run import Run
 from hf_retarget.words import percent
 
+Rank = tuple[float, float]
+Curve = tuple[tuple[float, float], ...]  # training images behind the gradients so far, accuracy on validation
+
 CLOSE = 0.9
 """Share of the tuned model's validation accuracy from which nothing is matched between bases of one lineage: there,
 matching finds the identity, or moves neurons that should have stayed (docs/method.md)."""
+
+
+def rank(figures: StepFigures | Score) -> Rank:
+    """What steps and contenders are compared by: accuracy, then the lower loss."""
+    loss = figures.loss
+    return figures.top1, -loss if loss is not None and math.isfinite(loss) else -math.inf
+
+
+class Declined(Exception):
+    """A contender does not enter, for the reason in the message."""
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """What a contender made."""
+
+    weights: dict[str, Tensor] = field(repr=False)
+    """The whole state dict."""
+    validation: Score
+    """On the images that contenders are chosen by."""
+    gradients: int = 0
+    """Gradients of a minibatch that it took."""
+    steps: tuple[StepFigures, ...] = ()
+    best: BestStep | None = None
+    curve: Curve = ()
+    detail: str = ""
+    """What was chosen for it, in words."""
+    targets: str = ""
+    """What its head was fitted to."""
+
+    @property
+    def rank(self) -> Rank:
+        """What the winner is chosen by."""
+        return rank(self.validation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +95,9 @@ class Contest:
         self.run, self.place, recipe = run, place, inputs.recipe
         self.scorer = Scorer(inputs.model, inputs.data, inputs.classes, recipe.port, run)
         self.teacher = Teacher(self.scorer, inputs.tuned.in_float32())
-        if not inputs.data.labelled or recipe.port.targets == "teacher":
+        self.judges_by_agreement = not inputs.data.labelled or recipe.port.targets == "teacher"
+        """Whether contenders are chosen by agreement with the tuned model instead of labels."""
+        if self.judges_by_agreement:
             data = answer_for_labels(inputs.data, self.teacher, test=not inputs.data.labelled)
             inputs = replace(inputs, data=data)
             self.scorer = self.teacher.scorer = Scorer(inputs.model, data, inputs.classes, recipe.port, run)
@@ -158,15 +199,14 @@ class Contest:
         if self.entries:
             free = [each for each in self.entries if not each.made.gradients and each.contender.may_replace]
             tests = {"": self.result.test} | {each.contender.label: each.test for each in free if each != self.result}
-        says_itself = not inputs.data.labelled or self.recipe.port.targets == "teacher"
         return look_at_gates(
             Evidence(
                 inputs.relation,
                 inputs.head_tuned,
-                None if says_itself else count_classes(inputs.data),
+                None if self.judges_by_agreement else count_classes(inputs.data),
                 inputs.labels,
                 self.tuned_score,
-                labelled=not says_itself,
+                labelled=not self.judges_by_agreement,
                 tests=tests,
             )
         )
@@ -271,11 +311,8 @@ class Contest:
             if str(reason) and str(reason) not in self.notes:
                 self.note(str(reason))
             return
-        except (
-            PortError,
-            TraceError,
-            MatchError,
-        ) as error:  # a loss that is NaN is a fact about a learning rate, and no reason to lose a port
+        except (PortError, TraceError, MatchError) as error:
+            # A loss that is NaN, say, is a fact about a learning rate, and no reason to lose a port.
             if role == PORT and not self.is_auto:
                 raise
             self.note(f"{contender.label} failed: {error}")

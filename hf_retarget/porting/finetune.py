@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hf_retarget.data import ImageData, Preprocess, Split, check_classes, choose_preprocess, load_data
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 FORMAT = "hf-retarget/finetune/1"
+_PINNED = ("reference", "architecture", "revision", "hub_id", "base_models", "license", "license_link", "hashes")
 _TRAJECTORY = "trajectory"
 _CHECKPOINTS = 10  # of a run, if its options do not say how often
 
@@ -88,10 +88,12 @@ def finetune(
     check_arguments("finetune", options, FinetuneArguments)
     chosen, images = finish_recipe(data, recipe)
     if not (chosen.finetune.steps or chosen.finetune.epochs):
-        raise RecipeError(f"recipe '{chosen.name}' does not say how long to fine-tune; give --steps or --epochs")
+        how = "give --steps or --epochs, or a preset that has them (pets@source)"
+        raise RecipeError(f"recipe '{chosen.name}' does not say how long to fine-tune; {how}")
     head = options.get("head", "auto")
     check_head(head)
-    run, place = Run(**pick(options, Run)), Workplace.at(out, **pick(options, PlaceArguments))
+    read = (model, chosen.data.reference, options.get("teacher"))
+    run, place = Run(**pick(options, Run)), Workplace.at(out, inputs=read, **pick(options, PlaceArguments))
     _ = run.accelerator  # before the lock: among several processes only the first holds it
     with place.held():
         with run.stage("loading", "loading the model"):
@@ -241,7 +243,7 @@ class _Finetuning:
             )
             if self.trajectory.is_dir():
                 copy_folder(self.trajectory, folder / _TRAJECTORY)  # not moved: it may still be needed to resume
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise PortError(f"cannot write to '{folder}': {error}") from error
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
@@ -284,7 +286,7 @@ class _Finetuning:
             "teacher": dict(self.teacher.hashes) if self.teacher else None,
             "precision": self.run.precision,
             "record": self.record,
-            ENVIRONMENT: describe_environment(),
+            ENVIRONMENT: describe_environment(self.run.accelerator.device.type),
         }
         return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
 
@@ -300,16 +302,7 @@ class _Finetuning:
             "format": FORMAT,
             "figures": figures,
             "head": {"kind": self.start.head, "why": self.start.why, "tensors": list(self.start.initial_head)},
-            "model": {
-                "reference": checkpoint.reference,
-                "architecture": checkpoint.architecture,
-                "revision": checkpoint.revision,
-                "hub_id": checkpoint.hub_id,
-                "base_models": list(checkpoint.base_models),
-                "license": checkpoint.config.get("license"),
-                "license_link": checkpoint.config.get("license_link"),
-                "hashes": dict(checkpoint.hashes),
-            },
+            "model": {name: value for name, value in asdict(checkpoint.facts).items() if name in _PINNED},
             "data": {
                 "name": data.name,
                 "revision": data.revision,

@@ -61,6 +61,7 @@ EXACT = 1 << 28
 STEP_IMAGES = 1 << 30
 """Bytes of a step's images up to which they are decoded once for both sides."""
 
+_ANOTHER = 0.5  # share of the fine-tuning's length by which the last checkpoint may miss the tuned model
 _CONTROLS = 4  # groups that are permuted in part, to see that a verification would notice a wrong graph
 
 
@@ -195,7 +196,9 @@ class Inputs:
         """The fine-tuning as steps: a straight line, or its checkpoints."""
         source, options = self.parameters(self.heads.source), self.recipe.port
         if self.given.checkpoints is not None:
-            return CheckpointTrajectory(source, find_checkpoints(self.given.checkpoints))
+            found = CheckpointTrajectory(source, find_checkpoints(self.given.checkpoints))
+            _check_end(found, source, self.parameters(self.tuned.in_float32()))
+            return found
         return LinearTrajectory(source, self.parameters(self.tuned.in_float32()), options.steps, options.schedule)
 
     def gradients(self, run: Run, train: Split | None = None, grad_batches: int | None = None) -> StepGradients:
@@ -286,10 +289,13 @@ def load_inputs(
         data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False)
         preprocess = data.train.preprocess
         check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
-        if not len(data.validation):
+        if (count := len(data.validation)) < 2:
             raise DataError(
-                "a port chooses its best step on validation images, and there are none; set data.validation"
+                f"a port chooses its best step on validation images, and there are {count or 'none'}; "
+                "set data.validation"
             )
+        if given.also_data_fit and given.also_data is None:
+            raise DataError("also_data_fit needs a second set of images; name it with also_data (--also-data)")
         if recipe.port.targets == "labels" and not data.labelled:
             raise DataError(f"'{data.name}' has no labels to aim at; leave out --targets, or say --targets teacher")
         also = _load_also(given, data, recipe, tuned, preprocess, run) if given.also_data is not None else None
@@ -306,6 +312,18 @@ def load_inputs(
     return Inputs(
         source, tuned, target, comparison, heads, data, preprocess, model, recipe, relation, given, real, also
     )
+
+
+def _check_end(trajectory: CheckpointTrajectory, source: Tensors, tuned: Tensors) -> None:
+    """Refuse checkpoints of another fine-tuning: the last one is the tuned model, but for rounding or averaging."""
+    last = trajectory.delta(trajectory.steps)
+    apart = sum(float((source[name] + last[name] - weight).square().sum()) for name, weight in tuned.items())
+    length = sum(float((weight - source[name]).square().sum()) for name, weight in tuned.items())
+    if apart > _ANOTHER**2 * length:
+        raise PortError(
+            f"the last checkpoint is not the tuned model: they are more than {_ANOTHER:.0%} of the fine-tuning apart; "
+            "name the checkpoints of this fine-tuning, in order"
+        )
 
 
 def _load_also(
@@ -334,6 +352,8 @@ def _load_also(
     if found.test.rows is found.train.rows and not fits:
         test = found.test.join(found.train, found.test.name).join(found.validation, found.test.name)
         found = replace(found, test=test)
+    if isinstance(reference, Mapping) and len(reference) == 1 and not {"train", "test"} & set(reference):
+        found = replace(found, name=str(*reference))  # {"noisy": items}
     return replace(found, test=replace(found.test, name=f"{found.test.name} (also)"))
 
 

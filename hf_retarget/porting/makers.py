@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from hf_retarget.contenders import FACTORS, FURTHER, PORT, Contender
 from hf_retarget.document import StepFigures
 from hf_retarget.errors import NotFiniteError, PortError
+from hf_retarget.evaluation.paired import paired_error
 from hf_retarget.evaluation.refit import Fitted
 from hf_retarget.evaluation.scorer import Score
 from hf_retarget.files import load_tensors, save_tensors
@@ -24,12 +24,10 @@ from hf_retarget.matching.fit import measure_fit
 from hf_retarget.matching.methods import begin, fgmt, fgmt_sign
 from hf_retarget.matching.problem import State
 from hf_retarget.matching.trajectory import SCHEDULES, transplant
+from hf_retarget.porting.contest import Contest, Declined, Made, Rank, rank
 from hf_retarget.porting.resume import BestStep, StepDiary, Track
 from hf_retarget.recipe import TrainOptions
 from hf_retarget.training.loop import train_model
-
-if TYPE_CHECKING:
-    from hf_retarget.porting.contest import Contest
 
 Tensors = Mapping[str, Tensor]
 
@@ -38,41 +36,11 @@ EARLY_LEAD, LATE_LEAD = 0.1, 0.01
 second step on, and from half of the way on. Between wide random networks (MNIST) they lead by 20 points from the first
 steps on; between two ResNet-20 by up to 6 until the fourth step, and are 8 to 16 behind in the end."""
 BEHIND = 0.05
-"""Whole steps that are so far behind from half of the way on are not scored any more: none that we saw came back."""
+"""Whole steps that are so far behind from half of the way on are not scored any more: none that we saw came back. The
+head of the one that is so far behind in the end is not refitted: it was the winner in none of our records."""
 _PILOT = 3  # a fine-tuning chooses its start, rate and targets on this part of its steps
 _RATES = (1 / 3, 3.0)  # learning rates that are tried, too, as factors of the recipe's
 _POINTS = 5  # of a validation curve, and checkpoints, if the recipe does not say how many
-
-Rank = tuple[float, float]
-Curve = tuple[tuple[float, float], ...]  # training images behind the gradients so far, accuracy on validation
-
-
-class Declined(Exception):
-    """A contender does not enter, for the reason in the message."""
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """What a contender made."""
-
-    weights: dict[str, Tensor] = field(repr=False)
-    """The whole state dict."""
-    validation: Score
-    """On the images that contenders are chosen by."""
-    gradients: int = 0
-    """Gradients of a minibatch that it took."""
-    steps: tuple[StepFigures, ...] = ()
-    best: BestStep | None = None
-    curve: Curve = ()
-    detail: str = ""
-    """What was chosen for it, in words."""
-    targets: str = ""
-    """What its head was fitted to."""
-
-    @property
-    def rank(self) -> Rank:
-        """What the winner is chosen by: accuracy on validation, then the lower loss."""
-        return _rank(self.validation)
 
 
 # ---- models as they are
@@ -119,10 +87,14 @@ def refit_target(contest: Contest, contender: Contender) -> Made:
 
 
 def refit_entered(contest: Contest, contender: Contender) -> Made:
-    """A contender that has entered, with its head refitted."""
+    """A contender that has entered, with its head refitted; not where the other steps of its course are far ahead."""
     entered = contest.find(contender.refits)
     if entered is None:
         raise Declined("")  # its own reason has been given
+    tracks = contest.courses.get(contender.course, {})
+    reached = {name: max(step.top1 for step in track.steps) for name, track in tracks.items()}
+    if tracks and max(reached.values()) - reached[contender.refits] > BEHIND:
+        raise Declined("")
     made = _refit(contest, entered.made.weights)
     best = replace(entered.made.best, weights=made.weights) if entered.made.best else None
     step = entered.made.detail or (f"step {best.step}" if best else "")
@@ -169,7 +141,7 @@ def follow_line(contest: Contest, contender: Contender) -> Made:
             continue
         seconds = contest.run.clock.since(before)
         steps.append(StepFigures(len(steps) + 1, factor, score.top1, score.loss, seconds=seconds))
-        if best is None or _rank(score) > _rank(steps[best.step - 1]):
+        if best is None or rank(score) > rank(steps[best.step - 1]):
             best, reached = BestStep(len(steps), scorer.weights(), None, reset.to_json(), {}), score
     if best is None or reached is None:
         raise PortError("the model answers with NaN at every factor")
@@ -234,7 +206,7 @@ def _go_further(contest: Contest, made: Made) -> Made:
             reset, score = scorer.reset_batchnorm(), scorer.score(contest.chosen_by)
         except NotFiniteError:  # too far
             break
-        if _rank(score) <= found.rank or made.best is None:
+        if rank(score) <= found.rank or made.best is None:
             break
         best = replace(made.best, weights=scorer.weights(), batchnorm=reset.to_json())
         words = f"step {best.step}, factor {factor:g}"
@@ -296,7 +268,7 @@ def _follow(contest: Contest, contender: Contender, course: str, advance: Advanc
         if diary:
             diary.write(state, tracks)
         if contest.role == PORT:
-            ahead = max((tracks[name] for name in offered), key=lambda each: _rank(each.steps[-1]))
+            ahead = max((tracks[name] for name in offered), key=lambda each: rank(each.steps[-1]))
             progress.row(*ahead.describe(total))
     if not tracks:
         raise PortError("the trajectory has no steps; a port needs at least one")
@@ -309,7 +281,7 @@ def _add_step(contest: Contest, track: Track, state: State, weights: Tensors, be
     reset = scorer.reset_batchnorm()
     score = scorer.score(contest.chosen_by)
     track.steps.append(_describe_step(contest, state, score, before))
-    if track.best is None or _rank(score) > _rank(track.steps[track.best.step - 1]):
+    if track.best is None or rank(score) > rank(track.steps[track.best.step - 1]):
         fit = asdict(measure_fit(state.stacks, state.permutation))
         track.best = BestStep(state.step, scorer.weights(), state.permutation, reset.to_json(), fit)
         track.score = score
@@ -348,15 +320,10 @@ def _naming_step(step: int, tracks: Mapping[str, Track]) -> Iterator[None]:
         ) from error
 
 
-def _rank(figures: StepFigures | Score) -> Rank:
-    loss = figures.loss
-    return figures.top1, -loss if loss is not None and math.isfinite(loss) else -math.inf
-
-
 def _stalled(history: Sequence[StepFigures], patience: int | None) -> bool:
     if patience is None or not history:
         return False
-    best = max(history, key=lambda each: (_rank(each), -each.step))
+    best = max(history, key=lambda each: (rank(each), -each.step))
     return history[-1].step - best.step >= patience
 
 
@@ -401,7 +368,15 @@ def train_on(contest: Contest, contender: Contender) -> Made:
     start = contest.winner.made.weights
     kinds = contest.kinds_of_targets
     ways = [_Way(f"{contender.name}-{kind}", start, options.lr, kind) for kind in kinds]
-    return _train(contest, contender, ways, options, spent)
+    made = _train(contest, contender, ways, options, spent)
+    if not contest.judges_by_agreement:
+        return made
+    # Learning from the tuned model raises the agreement with it, mistakes included: a little more shows no gain.
+    contest.scorer.load(start)
+    before = contest.scorer.score(contest.inputs.data.validation)
+    if made.validation.top1 - before.top1 > paired_error(made.validation, before):
+        return made
+    return replace(made, weights=start, validation=before, detail=f"{made.detail}: no clear gain, left as it was")
 
 
 def train_plainly(contest: Contest, contender: Contender) -> Made:
@@ -434,7 +409,9 @@ def _train(contest: Contest, contender: Contender, ways: Sequence[_Way], options
     with contest.run.clock.stage(contender.name):
         made = _pursue(contest, replace(way, name=contender.name), whole)
     curve = tuple((float(spent + options.batch_size * at), value) for at, value in made.curve)
-    return replace(made, curve=curve, detail=f"{steps:,} minibatches, {way.detail}")
+    helped = any(not torch.equal(made.weights[name], way.weights[name]) for name in way.weights)
+    detail = f"{steps:,} minibatches, {way.detail}" if helped else f"{steps:,} minibatches did not help"
+    return replace(made, curve=curve, detail=detail)
 
 
 def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple[_Way, Rank]:
@@ -474,8 +451,8 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
         if step:
             scorer.reset_batchnorm()
         found = scorer.score(data.validation)
-        if _rank(found) > best:
-            best, weights = _rank(found), scorer.weights()
+        if rank(found) > best:
+            best, weights = rank(found), scorer.weights()
             if store is not None and contest.run.is_main:
                 save_tensors(store, weights, {"top1": found.top1, "loss": found.loss})
         return found.top1

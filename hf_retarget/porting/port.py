@@ -72,7 +72,7 @@ def port(
     - `also_data`: a second set of images (noisy ones, another camera), on which everything is scored, too;
       `also_data_fit`: closed-form heads are fitted on its training images, too.
     - `force_base`: use an adapter that names another base than `src_base`.
-    - `gradient_cache`: a folder that keeps gradients of the old side for ports to other bases.
+    - `gradient_cache`: a folder that keeps the gradients along the fine-tuning, for ports of it to other bases.
     - `text`: with data "none", a file of texts that tells how much of a language model's fine-tuning was kept;
       `force_relation`: add it even between independent bases.
     - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
@@ -84,7 +84,8 @@ def port(
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
     chosen = given.complete(chosen)
     _ = run.accelerator  # before the lock: among several processes only the first holds it
-    place = port_place(out, **pick(options, PlaceArguments))
+    read = (src_base, src_ft, new_base, chosen.data.reference, *vars(given).values())
+    place = port_place(out, inputs=read, **pick(options, PlaceArguments))
     if chosen.data.reference == NO_DATA and isinstance(images, str):
         return port_streamed((src_base, src_ft, new_base), chosen, run, given, place, options.get("dtype"))
     with place.held():
@@ -124,7 +125,7 @@ def describe_run(contest: Contest, dtype: torch.dtype | None) -> dict[str, Any]:
         "checkpoints": inputs.checkpoint_hashes,
         "precision": contest.run.precision,
         "dtype": str(dtype),
-        ENVIRONMENT: describe_environment(),
+        ENVIRONMENT: describe_environment(contest.run.accelerator.device.type),
     }
     return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
 

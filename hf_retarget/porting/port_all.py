@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_retarget import __version__
+from hf_retarget.advice import choose_action
 from hf_retarget.contenders import find_contender
-from hf_retarget.document import ModelFacts, PortDocument, read_document
+from hf_retarget.document import PortDocument, read_document
 from hf_retarget.errors import FinishedError, PortError, RecipeError, RetargetError
 from hf_retarget.files import lock_folder, remove_leftovers, write_json, write_text
 from hf_retarget.hub import one_line
@@ -21,7 +22,6 @@ from hf_retarget.models.hub import split_revision
 from hf_retarget.names import PERMUTATION, PORT, PORT_ALL, PORT_ALL_PAGE
 from hf_retarget.porting.inputs import Reference
 from hf_retarget.porting.port import PortArguments, port, port_place
-from hf_retarget.porting.verdict import choose_action
 from hf_retarget.progress import Progress
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path
 from hf_retarget.recipe import Recipe, choose_recipe, finish_recipe
@@ -64,7 +64,7 @@ class PortJob:
     @property
     def folder(self) -> str:
         """Where the result goes."""
-        return self.name or Path(split_revision(self.model)[0]).name
+        return Path(split_revision(self.model)[0]).name if self.name is None else self.name
 
     def settle(self, common: Recipe) -> Recipe:
         """The recipe for this one: its own, or that for all with its own data."""
@@ -144,16 +144,15 @@ def _read_job(entry: Any, where: str) -> PortJob:
 def _distinct(jobs: Sequence[PortJob]) -> tuple[PortJob, ...]:
     """Two models of one name get the organisation, or the folder they are in, before theirs."""
     counts = Counter(job.folder for job in jobs)
-    named = [job if counts[job.folder] == 1 or job.name else replace(job, name=_longer(job.model)) for job in jobs]
+    named = []
+    for job in jobs:
+        path = Path(split_revision(job.model)[0])
+        longer = f"{path.parent.name}--{path.name}" if path.parent.name else path.name
+        named.append(job if counts[job.folder] == 1 or job.name else replace(job, name=longer))
     twice = next((name for name, count in Counter(job.folder for job in named).items() if count > 1), None)
     if twice is not None:
         raise RecipeError(f"two models would go to the folder '{twice}'; give one of them a 'name' in the models file")
     return tuple(named)
-
-
-def _longer(model: str) -> str:
-    path = Path(split_revision(model)[0])
-    return f"{path.parent.name}--{path.name}" if path.parent.name else path.name
 
 
 # ---- many machines
@@ -180,11 +179,8 @@ class Shard:
 
     def choose(self, jobs: Sequence[PortJob]) -> tuple[PortJob, ...]:
         """Every N-th job by the name of its folder: the same in any order, and no two parts share one."""
-        return (
-            tuple(jobs)
-            if self.count == 1
-            else tuple(sorted(jobs, key=lambda job: job.folder)[self.number :: self.count])
-        )
+        ordered = jobs if self.count == 1 else sorted(jobs, key=lambda job: job.folder)
+        return tuple(ordered[self.number :: self.count])
 
 
 def read_shard(text: str | None, environment: Mapping[str, str]) -> Shard:
@@ -315,8 +311,9 @@ def port_all(
             if outcome.error:
                 progress.say(f"failed: {outcome.error}")
             found = done.permutation_from
-            if reuse and found is None and work.found_permutation(job, outcome):
-                found = outcome.folder
+            if reuse and found is None and outcome.status != FAILED and outcome.permutation_from is None:
+                searched = find_contender(job.settle(common).port.method).finds_permutation
+                found = outcome.folder if searched else None
             outcomes = (*done.outcomes[:number], outcome, *done.outcomes[number + 1 :])
             done = replace(done, outcomes=outcomes, permutation_from=found)
         if is_main:
@@ -395,10 +392,12 @@ class _PortAll:
         began = time.monotonic()
         try:
             recipe = job.settle(self.common)
+            place = port_place(self.out / job.folder, resume=True, lock=self.options.get("lock", True))
             if (document := self._finished(job, recipe)) is not None:
                 self.progress.say("it is there already, and left as it is")
+                with suppress(RetargetError), place.held():
+                    pass  # removes what a killed run left beside it
                 return _outcome(job, THERE, document)
-            place = port_place(self.out / job.folder)
             donor = donor if donor != job.folder and find_contender(recipe.port.method).finds_permutation else None
             if donor:
                 self.progress.say(f"with the permutation of '{donor}': whole steps, and no gradients are needed")
@@ -426,17 +425,12 @@ class _PortAll:
         seconds = round(time.monotonic() - began, 1)
         return replace(_outcome(job, PORTED, result.document), seconds=seconds)
 
-    def found_permutation(self, job: PortJob, outcome: Outcome) -> bool:
-        """Whether this port searched for a permutation, and found one that the others can use."""
-        method = job.settle(self.common).port.method if outcome.status != FAILED else ""
-        return find_contender(method).finds_permutation and outcome.permutation_from is None
-
     def find_donor(self) -> str | None:
         """Whose permutation an earlier run between these bases used: a run that goes on must use the same."""
         try:
             name = check_name(str(read_json(self.out / PORT_ALL, MAX_DOCUMENT_BYTES)["permutation_from"]))
             models = read_document(self.out / name / PORT).models
-            bases = [_known_as(models[side]) for side in ("source", "target")]
+            bases = [(models[side].reference, models[side].location) for side in ("source", "target")]
         except (OSError, ValueError, KeyError, TypeError, RetargetError):
             return None
         same = bases == [_name(self.src_base), _name(self.new_base)]
@@ -448,18 +442,24 @@ class _PortAll:
         if self.overwrite or not path.is_file():
             return None
         document = read_document(path)
-        before = {side: _known_as(document.models[side]) for side in ("source", "tuned", "target")}
-        now = {"source": _name(self.src_base), "tuned": _name(job.model), "target": _name(self.new_base)}
-        if (side := next((side for side in now if now[side] != before[side]), None)) is not None:
+        for side, model in (("source", self.src_base), ("tuned", job.model), ("target", self.new_base)):
+            known, (name, place) = document.models[side], _name(model)
+            if (known.reference, known.location) != (name, place):
+                raise PortError(
+                    f"'{path.parent}' holds another port: its {side} was '{known.reference}' and is '{name}' now; "
+                    "choose another folder with --out, or replace it with --overwrite"
+                )
+        now, before, images = shorten_all(recipe.to_dict()), document.recipe, document.data.location
+        changes = ["the data was elsewhere"] if images and images != identify(recipe.data.reference) else []
+        changes += [
+            f"{part}.{name} was {before.get(part, {}).get(name)!r} and is {value!r} now"
+            for part in ("data", "port", "finetune")
+            for name, value in now[part].items()
+            if value != before.get(part, {}).get(name)
+        ]
+        if changes:
             raise PortError(
-                f"'{path.parent}' holds another port: its {side} was '{before[side][0]}' and is '{now[side][0]}' now; "
-                "choose another folder with --out, or replace it with --overwrite"
-            )
-        images = document.data.location
-        moved = "the data was elsewhere" if images and images != identify(recipe.data.reference) else ""
-        if changed := moved or _changed(document.recipe, shorten_all(recipe.to_dict())):
-            raise PortError(
-                f"'{path.parent}' was ported with another recipe: {changed}; replace it with --overwrite, "
+                f"'{path.parent}' was ported with another recipe: {changes[0]}; replace it with --overwrite, "
                 "or repeat the same command"
             )
         return document
@@ -470,19 +470,6 @@ def _name(reference: Reference) -> tuple[str, str | None]:
     if not isinstance(reference, (str, Path)):
         return type(reference).__name__, None
     return shorten_path(str(reference)), identify(reference)
-
-
-def _known_as(side: ModelFacts) -> tuple[str, str | None]:
-    return side.reference, side.location
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    for section in ("data", "port", "finetune"):
-        ours, theirs = now[section], before.get(section) or {}
-        for name in ours:
-            if ours[name] != theirs.get(name):
-                return f"{section}.{name} was {theirs.get(name)!r} and is {ours[name]!r} now"
-    return ""
 
 
 def _outcome(job: PortJob, status: str, document: PortDocument) -> Outcome:

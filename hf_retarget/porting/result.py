@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hf_retarget.adapters.writing import Adapter, compose_adapter
@@ -168,7 +167,7 @@ class PortResult:
                 rows.append(("the adapter, as PEFT loads it", {**asdict(test), "also": None}))
             card = write_port_card(self.document, rows, library=name_library(inputs.target), curve=curve)
             write_text(folder / CARD, card)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise PortError(f"cannot write to '{folder}': {error}") from error
 
     def _write_report(self, folder: Path) -> None:
@@ -374,7 +373,7 @@ def _list_flipped(contest: Contest) -> dict[str, tuple[int, ...]]:
 def _warn_of_seen(contest: Contest) -> list[str]:
     """If the tuned model knows the validation images better than the test images, it has probably trained on them."""
     tuned = contest.find("tuned")
-    if tuned is None or not contest.inputs.data.labelled or contest.recipe.port.targets == "teacher":
+    if tuned is None or contest.judges_by_agreement:
         return []
     seen, new = tuned.made.validation, tuned.test
     error = math.sqrt(sum(each.top1 * (1 - each.top1) / each.count for each in (seen, new)))
@@ -391,24 +390,7 @@ def _describe_models(inputs: Inputs) -> dict[str, ModelFacts]:
     sides = {"source": inputs.source, "tuned": inputs.tuned, "target": inputs.target}
     if inputs.tuned_target is not None:
         sides["tuned_target"] = inputs.tuned_target
-    return {
-        name: ModelFacts(
-            reference=side.reference,
-            architecture=side.architecture,
-            classes=side.num_classes,
-            location=identify(side.reference),
-            library=side.library,
-            options=dict(side.options),
-            revision=side.revision,
-            hub_id=side.hub_id,
-            base_models=tuple(side.base_models),
-            license=side.config.get("license"),
-            license_link=side.config.get("license_link"),
-            hashes=dict(side.hashes),
-            dtype=str(side.dtype).removeprefix("torch."),
-        )
-        for name, side in sides.items()
-    }
+    return {name: replace(side.facts, location=identify(side.reference)) for name, side in sides.items()}
 
 
 def _describe_graph(contest: Contest) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from hf_retarget.files import (
     remove_leftovers,
     save_record,
     save_tensors,
+    sync_all,
 )
 from hf_retarget.names import FINETUNE, MODEL_CONFIG
 from hf_retarget.run import Run, in_main_process
@@ -69,6 +70,8 @@ class Workplace:
     resume: bool = False
     overwrite: bool = False
     lock: bool = True
+    inputs: Sequence[Any] = ()
+    """What the run reads; of these, files and folders are not overwritten."""
 
     @classmethod
     def at(cls, out: str | Path | None, **options: Any) -> Workplace:
@@ -106,7 +109,7 @@ class Workplace:
     @property
     def has_state(self) -> bool:
         """Whether there is something to continue from."""
-        patterns = (self.unfinished, "*.training.safetensors")
+        patterns = (self.unfinished, "*.training.safetensors", "model/*.safetensors")
         return self.hidden.is_dir() and any(path for each in patterns for path in self.hidden.glob(each))
 
     @contextmanager
@@ -119,7 +122,7 @@ class Workplace:
         with ExitStack() as stack:
 
             def begin() -> None:
-                with _naming(self.folder):
+                with naming(self.folder):
                     stack.enter_context(lock_folder(self.folder, enabled=self.lock))
                     self._recover()
                 self._check()
@@ -153,7 +156,7 @@ class Workplace:
             shutil.rmtree(self.hidden, ignore_errors=True)
 
     def _begin(self, ours: dict[str, Any], say: Callable[[str], None]) -> None:
-        with _naming(self.hidden):
+        with naming(self.hidden):
             if self.resume and self._can_continue(ours, say):
                 return
             if self.resume:
@@ -171,9 +174,10 @@ class Workplace:
 
     def put_in_place(self) -> None:
         """Move the result to `out`, and remove the hidden folder."""
-        with _naming(self.folder):
+        with naming(self.folder):
             if not (self.result / MODEL_CONFIG).is_file() or not any(self.result.glob("*model*.safetensors")):
                 raise PortError(f"'{self.result}' holds no whole model, and does not become '{self.out}'; run it again")
+            sync_all(self.result)  # before anything says that it is finished
             save_record(self.hidden / _FINISHED, {})
             self._exchange()
 
@@ -200,6 +204,8 @@ class Workplace:
         finished = (
             self.resume and not unfinished and self._made_from() is not None
         )  # `begin` sees whether it is this run
+        if self.overwrite and (read := next((each for each in self.inputs if _is_within(each, out)), None)) is not None:
+            raise PortError(f"'{out}' holds '{read}', which this run reads, and is not replaced; name another folder")
         if out.is_dir() and any(out.iterdir()) and not finished:
             if not self.overwrite:
                 raise PortError(
@@ -261,6 +267,16 @@ class Workplace:
             )
 
 
+def _is_within(reference: Any, folder: Path) -> bool:
+    """Whether a reference is the folder or something in it; a pattern of files is where its fixed part points."""
+    if isinstance(reference, (list, tuple)):
+        return any(_is_within(each, folder) for each in reference)
+    if not isinstance(reference, (str, Path)):
+        return False
+    path = Path(str(reference).removeprefix("local-dir:").partition("*")[0]).expanduser()
+    return path.exists() and path.resolve().is_relative_to(folder)
+
+
 def _find_change(ours: Any, theirs: Any) -> str:
     """The first entry that differs, two levels deep, in words; empty if all is the same."""
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
@@ -276,11 +292,12 @@ def _find_change(ours: Any, theirs: Any) -> str:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path, advice: str = "") -> Iterator[None]:
+    """Name the folder in which something could not be read or written, and what to do."""
     try:
         yield
     except (OSError, ValueError) as error:
-        raise PortError(f"cannot work in '{path}': {error}") from error
+        raise PortError(f"cannot work in '{path}': {error}{advice and f'; {advice}'}") from error
 
 
 # ---- the steps of a contender
@@ -352,8 +369,6 @@ class StepDiary:
 
     def write(self, state: State, tracks: Mapping[str, Track]) -> None:
         """Keep a step. The file that names it is written last, and only then is the step before removed."""
-        from safetensors import SafetensorError
-
         if not self.run.is_main:
             return
         try:
@@ -369,7 +384,7 @@ class StepDiary:
             for path in self.folder.glob(f"{self.name}.*.safetensors"):
                 if path not in kept:
                     path.unlink(missing_ok=True)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise PortError(f"cannot keep step {state.step} in '{self.folder}': {error}") from error
 
     def _read(self) -> tuple[State, dict[str, Track]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_retarget.contenders import BESIDE
-from hf_retarget.document import ContenderFigures, Lead, PortDocument
+from hf_retarget.document import Lead
 from hf_retarget.evaluation.paired import measure_lead
 from hf_retarget.words import percent
 
@@ -56,36 +54,3 @@ def find_unmatched(entries: Sequence[Entry], port: Entry) -> Entry | None:
 
 def _is_behind(lead: Lead) -> bool:
     return lead.is_clear and lead.value < 0
-
-
-# ---- what to do with each of many models
-
-PORTED, HEAD, RETRAIN, KEEP, UNSCORED = "port", "fit a head", "retrain", "keep", "port, not scored"
-
-
-def choose_action(document: PortDocument) -> str:
-    """What to do with a fine-tuning, in a word: what the verdict says, or `keep` where that is behind the tuned model.
-
-    A port that is not shown to be worse than its alternatives stays `port`.
-    """
-    if not document.contenders:
-        return UNSCORED
-    beside = [each for each in document.contenders if each.role == BESIDE and each.lead is not None]
-    better = [each for each in beside if each.row.may_replace and each.row.instead and _is_behind(_lead(each))]
-    best = max(better, key=lambda each: each.test.top1, default=document.result)
-    action = RETRAIN if best.row.is_alternative else HEAD if best.row.stands_alone else PORTED
-    tuned = document.find("tuned")
-    behind = action != PORTED and tuned is not None and _is_clearly_better(tuned, best)
-    return KEEP if behind else action
-
-
-def _lead(figures: ContenderFigures) -> Lead:
-    return figures.lead or Lead(0.0, 0.0)  # the result, which is not ahead of itself
-
-
-def _is_clearly_better(one: ContenderFigures, other: ContenderFigures) -> bool:
-    """By what is known of how far each is behind the result; on the second set of images, if any, it must be, too."""
-    mine, theirs = _lead(one), _lead(other)
-    ahead = Lead(theirs.value - mine.value, math.hypot(mine.error, theirs.error))
-    also = one.also is None or other.also is None or one.also.top1 > other.also.top1
-    return ahead.value > 0 and ahead.is_clear and also

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_retarget.contenders import Asked, contenders, find_contender
+from hf_retarget.contenders import Asked, Contender, contenders, find_contender
+from hf_retarget.names import SIDES
 from hf_retarget.report.chart import Chart, Drawing
 from hf_retarget.report.page import COLOURS, clean, render
 from hf_retarget.words import duration, percent, plural
@@ -15,8 +16,8 @@ Document = Mapping[str, Any]
 """What `PortComparison.to_json` returns."""
 Curve = Sequence[Sequence[float]]
 
-_PAINTS = ("accent", "other", "stream3", "third", "inner3", "head2")
 _STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+_MARKERS = ("", "o", "s", "^")
 _NAME = 30  # letters of a group's name in a chart; if one has more, the groups are numbered there
 
 
@@ -125,7 +126,7 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
         title=f"{plural(len(runs), 'port')} beside each other",
         version=version,
         document=document,
-        differing=[name.replace("_", " ") for name in document["differing"]],
+        differing=[SIDES.get(name, name).replace("_", " ") for name in document["differing"]],
         columns=columns,
         rows=[tuple(cell.replace(" ± ", "\u00a0±\u00a0") for cell in row) for row in rows],
         run_columns=("run", "group", "port", *(find_contender(name).short for name in shown), "best step"),
@@ -174,9 +175,15 @@ def name_winner(document: Document) -> tuple[str, str, bool]:
         if other := first["top1"].get(name):
             label = find_contender(name).label
             facts.append(f"{100 * (first['port']['mean'] - other['mean']):+.1f} points against {label}")
-    clear = lead > 2 * deviation
+    ahead = lead > 2 * deviation
+    if not deviation and len(ranked) > 1:
+        facts.append("there are too few runs to know their deviation")
     label = first["name"] if len(first["name"]) <= _NAME else f"group {document['groups'].index(first) + 1}"
-    return (f"Best: {label}" if clear or len(ranked) == 1 else "No clear winner"), "; ".join(facts) + ".", clear
+    return (
+        (f"Best: {label}" if ahead or len(ranked) == 1 else "No clear winner"),
+        "; ".join(facts) + ".",
+        bool(ahead and deviation),
+    )
 
 
 def draw_scores(document: Document) -> Chart:
@@ -221,14 +228,13 @@ def draw_scores(document: Document) -> Chart:
 
 
 def draw_curves(document: Document) -> Chart:
-    """Validation accuracy along the fine-tuning: a colour for each group, thin for a run, thick for the mean."""
+    """Validation accuracy along the fine-tuning, in the winner's colour: a stroke for each group, thin for a run."""
     groups = document["groups"]
     same = len({run["steps"] for group in groups for run in group["runs"]}) == 1
     drawing = Drawing("curves", 6.8, 4.0)
     tips: dict[float, str] = {}
     for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
-        cycle, place = divmod(number, len(_PAINTS))
-        style = {"color": COLOURS[_PAINTS[place]], "linestyle": _STYLES[cycle % len(_STYLES)]}
+        style = _style(number, find_contender(group["runs"][0]["winner"]))
         units = [1 if same else run["steps"] for run in group["runs"]]
         curves = [
             [(at / unit, top1) for at, top1 in run["curve"]] for run, unit in zip(group["runs"], units, strict=True)
@@ -250,7 +256,7 @@ def draw_curves(document: Document) -> Chart:
 
 
 def draw_prices(document: Document) -> Chart | None:
-    """Validation accuracy over training images: fine-tuning after the port, against plain fine-tuning (dashed)."""
+    """Validation accuracy over training images: fine-tuning after the port, against plain fine-tuning."""
     groups = document["groups"]
     paid = [each for each in contenders() if each.is_alternative or each.after(Asked("", trains_after=True))]
     if not any(group["curves"].get(each.name) for group in groups for each in paid):
@@ -258,12 +264,10 @@ def draw_prices(document: Document) -> Chart | None:
     drawing = Drawing("prices", 6.8, 4.0)
     tips: dict[float, str] = {}
     for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
-        paint = COLOURS[_PAINTS[number % len(_PAINTS)]]
         for row in (each for each in paid if each.name in group["curves"]):
             curves = [run["curves"][row.name] for run in group["runs"] if row.name in run["curves"]]
             mean, words = group["curves"][row.name], f"{label}: {row.short}"
-            style = (0, (4, 2)) if row.is_alternative else "-"
-            _add_lines(drawing, curves, mean, label=words, color=paint, linestyle=style)
+            _add_lines(drawing, curves, mean, label=words, **_style(number, row))
             for at, top1 in mean:
                 tips[at] = f"{tips.get(at, f'after {at:,.0f} images')}\n{words}: {percent(top1)}"
     drawing.axes.set_ylim(bottom=0)
@@ -272,6 +276,12 @@ def draw_prices(document: Document) -> Chart | None:
     return drawing.finish(
         "Validation accuracy over training images: fine-tuning after the port, and plain fine-tuning."
     )
+
+
+def _style(number: int, row: Contender) -> dict[str, Any]:
+    """How a group draws a contender: in its colour, which is the same everywhere, and with a stroke of its own."""
+    cycle, place = divmod(number, len(_STYLES))
+    return {"color": row.colours[0], "linestyle": _STYLES[place], "marker": _MARKERS[cycle % len(_MARKERS)]}
 
 
 def _add_lines(drawing: Drawing, runs: Sequence[Curve], mean: Curve, label: str, **style: Any) -> None:

@@ -139,7 +139,7 @@ def draw_price(document: PortDocument) -> Chart | None:
         caption += (
             f"{what} ends at {ends.get(ours.name, percent(ours.validation))} of the validation images, plain "
             f"fine-tuning of the new base at {ends[plain.name]}. A port pays where its line is above that one."
-            + (f" On the test images, it is ahead by {plain.lead.sentence}." if plain.lead else "")
+            + (f" Its lead on the test images is {plain.lead.sentence}." if plain.lead else "")
         )
     return drawing.finish(f"{measure.capitalize()} over the training images spent: {words}.", caption)
 
@@ -179,7 +179,7 @@ def draw_gradients(document: PortDocument) -> Chart | None:
     drawing.label(_STEPS, "cosine of the gradients", counts="x")
     last = steps[places[-1]]
     return drawing.finish(
-        f"Cosine of the gradients of old and new side over {len(steps)} steps; at the last step "
+        f"Cosine of the gradients on the old and the new base over {len(steps)} steps; at the last step "
         f"{number(last.get('before'))} as they are and {number(last.get('after'))} matched.",
         _describe_cosines(list(steps.values())),
     )
@@ -332,7 +332,7 @@ def draw_time(document: PortDocument) -> Chart | None:
         return None
     names = _STAGES | {each.name: each.label for each in contenders()}
     stages = sorted(document.seconds.items(), key=lambda each: -each[1])
-    labels = [names.get(stage, stage) for stage, _ in stages]
+    labels = [": ".join(names.get(part, part) for part in stage.split(": ")) for stage, _ in stages]
     drawing = Drawing("time", 5.0, 0.9 + 0.28 * len(stages))
     drawing.axes.barh(range(len(stages)), [spent for _, spent in stages], color=COLOURS["accent"], height=0.7)
     tips: dict[float, str] = {}

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_retarget.advice import compare_times
+from hf_retarget.advice import KEEP, choose_action, compare_times
 from hf_retarget.contenders import PORT
 from hf_retarget.document import ContenderFigures, PortDocument
 from hf_retarget.files import write_text
@@ -79,6 +79,7 @@ def compose_report(
         verdict=verdict,
         kind=kind,
         times=compare_times(document),
+        keep=choose_action(document) == KEEP,
         facts=list_facts(document),
         tests=tabulate_tests(document),
         steps=tabulate_steps(document),

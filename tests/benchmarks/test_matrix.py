@@ -168,7 +168,7 @@ def test_pages_are_filled_between_their_markers_and_twice_is_the_same(out, tmp_p
     assert text.startswith("# Mine\n")
     assert text.endswith("stays\n")
     assert "| `tiny` |" in text
-    assert "![steps-tiny](images/steps-tiny.svg)" in text
+    assert "![steps-tiny](images/steps-tiny.png)" in text
     pictures = {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()}
     fill_page(page, compose_parts(out, tmp_path / "images", page, tasks=("tiny",)))
     assert page.read_text() == text

@@ -44,7 +44,7 @@ from hf_retarget.cli import main
 done = []
 for line in Path(sys.argv[1]).read_text().splitlines():
     arguments = json.loads(line)
-    small = ["--batch-size", "4", "--data-limit", "12", "-q"]
+    small = ["--batch-size", "4", "--data-limit", "12", "--data-validation", "0.2", "-q"]
     if arguments[0] == "finetune":
         small += ["--steps", "2", "--epochs", "0", "--warmup", "0", "--lr", "0.001"]
         arguments = ["1" if each == "43" else each for each in arguments]

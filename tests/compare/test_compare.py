@@ -69,6 +69,15 @@ def test_whatever_entered_is_compared_too(port, contender):
     assert "new base: 10.0%" not in page, "at chance, it would only be in the way"
 
 
+def test_whole_numbers_are_the_same_with_and_without_a_point(port):
+    whole = port("whole", finetune__epochs=2.0)
+    content = json.loads((whole / "port.json").read_text())
+    content["recipe"]["finetune"]["epochs"] = 2
+    (whole / "port.json").write_text(json.dumps(content))
+    found = rt.compare([whole, port("point", finetune__epochs=2.0, port__seed=1)])
+    assert [len(group.runs) for group in found.groups] == [2]
+
+
 def test_one_run_has_no_deviation(port):
     (group,) = rt.compare([port("only")]).groups
     assert group.name == "fgmt"
@@ -88,6 +97,10 @@ def test_other_test_images_and_another_new_base_are_warned_of(port, document):
     assert "photos (cdcdcdcd): four, one, three; photos (eeeeeeee): two" in images
     assert base.startswith("not the same new base")
     assert "new (ffffffff): three" in base
+    assert [group.name.partition(" ")[0] for group in rt.compare([folder], over=["data"]).groups] == ["new", "new"]
+    assert "They differ in: <b>new base</b>." in draw_comparison_page(
+        rt.compare([folder], over=["data"]).to_json(), "1"
+    )
     averaged = rt.compare([folder], over=["target"])
     assert [len(group.runs) for group in averaged.groups] == [3, 1]
     assert len(averaged.warnings) == 1

@@ -9,9 +9,9 @@ import pytest
 from chromium import PROGRAM, browse
 from click.testing import CliRunner, Result
 
+from hf_retarget.advice import choose_action
 from hf_retarget.cli import main
 from hf_retarget.document import parse_document
-from hf_retarget.porting.verdict import choose_action
 
 NASTY = "javascript:alert('x')<script>"
 

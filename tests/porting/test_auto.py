@@ -18,8 +18,10 @@ from hf_retarget.cli import main
 from hf_retarget.contenders import AUTO, FURTHER, contenders, find_contender
 from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint
+from hf_retarget.porting import makers
 from hf_retarget.porting.contest import Contest
 from hf_retarget.porting.cost import FEW
+from hf_retarget.porting.makers import BEHIND
 from hf_retarget.recipe import Recipe
 
 SMALL = {
@@ -113,10 +115,12 @@ def test_between_independent_bases_masked_and_whole_steps_share_their_gradients(
     done = rt.port(*tuned, make_net(1), colours, recipe=make_recipe(control="full"), out=tmp_path / "ported")
     document = done.document
     assert document.relation.word == "independent"
+    masked, whole = document.find("matched"), document.find("whole")
+    best = {each.name: max(step.top1 for step in each.steps) for each in (masked, whole)}
+    far_behind = {f"{name}-head" for name, top1 in best.items() if max(best.values()) - top1 > BEHIND}
     assert {each.name for each in document.contenders if each.role == "port"} == {
         each.name for each in contenders() if each.place
-    }
-    masked, whole = document.find("matched"), document.find("whole")
+    } - far_behind
     assert masked.gradients == whole.gradients == 2 * 3 * 2
     assert len(whole.steps) == 3
     assert len(masked.steps) <= 3
@@ -130,6 +134,13 @@ def test_between_independent_bases_masked_and_whole_steps_share_their_gradients(
     # The winner is the best on validation, or a simpler one that is not clearly worse.
     best = max(each.validation for each in document.contenders if each.role == "port")
     assert document.port.validation > best - 0.15
+
+
+@pytest.mark.parametrize(("behind", "refitted"), [(-1.0, set()), (1.0, {"matched-head", "whole-head"})])
+def test_the_head_of_steps_that_are_far_behind_is_not_refitted(behind, refitted, tuned, colours, monkeypatch):
+    monkeypatch.setattr(makers, "BEHIND", behind)
+    document = rt.port(*tuned, make_net(1), colours, recipe=make_recipe()).document
+    assert {each.name for each in document.contenders} & {"matched-head", "whole-head"} == refitted
 
 
 def test_masked_steps_are_taken_further_where_validation_images_agree(tuned, colours):
@@ -233,6 +244,19 @@ def test_a_fine_tuning_after_an_unmatched_port_can_be_resumed(tuned, related, co
     again = rt.port(*tuned, related, colours, recipe=recipe, out=tmp_path / "cut", resume=True)
     assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "cut/model.safetensors").read_bytes()
     assert whole.document.result == again.document.result
+
+
+@pytest.mark.parametrize(("error", "kept"), [(1.0, True), (-1.0, False)])
+def test_without_labels_a_fine_tuning_must_agree_clearly_more(error, kept, tuned, flat, monkeypatch):
+    monkeypatch.setattr(makers, "paired_error", lambda *_: error)
+    recipe = make_recipe(finetune__steps=6, finetune__batch_size=16, method="head")
+    done = rt.port(*tuned, make_net(1), flat, recipe=recipe)
+    after = done.document.find("finetuned")
+    assert ("left as it was" in after.detail) == kept
+    assert (after.test.top1, after.validation) == (
+        done.document.port.test.top1,
+        done.document.port.validation,
+    ) or not kept
 
 
 def test_a_new_base_with_a_closed_form_head_can_be_asked_for(tuned, colours):
@@ -368,6 +392,8 @@ def test_a_second_set_of_images_has_a_column_of_its_own(tuned, related, colours,
     assert document.find("tuned").also.top1 < document.find("tuned").test.top1
     for name in ("report.html", "README.md"):
         assert "top-1, noisy" in (tmp_path / "ported" / name).read_text()
+    pairs = [(Image.open(path).convert("RGB"), path.parent.name) for path in sorted(noisy.rglob("*.png"))]
+    assert rt.port(*tuned, related, colours, recipe=recipe, also_data={"noisy": pairs}).document.also.name == "noisy"
     bare = [Image.open(path).convert("RGB") for path in sorted((colours / "test").rglob("*.png"))]
     told = rt.port(*tuned, related, colours, recipe=recipe, also_data={"test": bare, "train": bare}).document
     assert told.find("tuned").also.top1 == 1.0, "without labels, the tuned model agrees with itself"
@@ -456,6 +482,7 @@ def test_fine_tuning_that_only_harms_leaves_the_port_as_it_was(colours):
     head, after = (result.document.find(name) for name in ("head", "finetuned"))
     assert head.detail == "fitted to labels", "with its own statistics"
     assert (after.validation, after.test.top1) == (head.validation, head.test.top1)
+    assert after.detail == "4 minibatches did not help"
     alone = rt.port(old, shake(old, 0.1), new, colours, recipe=few)
     for name, weight in alone.weights.items():
         assert torch.equal(weight, result.weights[name]), name

@@ -31,8 +31,8 @@ from hf_retarget.contenders import (
 )
 from hf_retarget.document import read_document
 from hf_retarget.models import load_checkpoint, save_model
-from hf_retarget.porting.contest import Contest
-from hf_retarget.porting.makers import Declined, Made, keep_base
+from hf_retarget.porting.contest import Contest, Declined, Made
+from hf_retarget.porting.makers import keep_base
 from hf_retarget.report.comparison import draw_comparison_page
 from hf_retarget.report.page import COLOURS
 

@@ -204,13 +204,13 @@ def test_the_better_figure_is_that_of_the_model_in_the_folder():
 
 @pytest.mark.parametrize("name", NASTY)
 def test_any_name_survives_and_does_no_harm(name: str):
-    text = write(data={"name": name, "labels": ["ant", name], "revision": None}, command=f"hf-retarget '{name}'")
+    text = write(data={"name": name, "labels": ["ant", "bee", name], "revision": None}, command=f"hf-retarget '{name}'")
     assert problems_of(text) == ([], [])
     card = ModelCard(text)
     assert card.data.eval_results[0].dataset_name == name
     assert "datasets" not in card.data.to_dict()
     seen, line = shown(text), " ".join(name.split())
-    assert f"ant, {line}." in seen, "among the labels"
+    assert f"bee, {line}." in seen, "among the labels"
     assert f"\x00{line}\x00" in seen.replace("\n", ""), "in the table"
     assert f"'{name}'" in seen, "in the command"
     assert "<script" not in text.replace(f"'{name}'", "").split("---\n", 2)[2]

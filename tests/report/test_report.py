@@ -12,7 +12,7 @@ import pytest
 from hf_retarget.document import parse_document
 from hf_retarget.report import compose_report
 from hf_retarget.report.classes import draw_classes, list_confusions
-from hf_retarget.report.figures import draw_curve, draw_price, list_paid
+from hf_retarget.report.figures import draw_curve, draw_price, draw_time, list_paid
 from hf_retarget.report.report import list_facts, tabulate_steps
 
 ALL = ["curve", "price", "gradients", "moved", "groups", "sweeps", "batchnorm", "classes", "confusion", "time"]
@@ -127,6 +127,18 @@ def test_evil_names_do_no_harm(evil, thumbnails):
         assert "<script>" not in chart.inline
 
 
+def test_stages_have_the_names_of_their_contenders(documents):
+    drawn = draw_time(documents(seconds={"gradients": 2.0, "plain": 3.0, "plain: search": 1.0}))
+    assert "plain fine-tuning, same price: search" in drawn.svg
+
+
+def test_a_winner_that_uses_no_permutation_leaves_neurons_in_place(documents):
+    document = documents()
+    still = documents(permutation={**document.to_json()["permutation"], "moved": 0.0})
+    assert "90% of the neurons moved" in compose_report(document).html
+    assert "The winner leaves every neuron in its place." in compose_report(still).html
+
+
 @pytest.mark.parametrize(
     ("changes", "missing"),
     [
@@ -180,7 +192,7 @@ def test_captions_say_whether_it_is_good(content):
     content["matching_lead"] = {"value": 0.02, "error": 0.015}
     assert "matching is worth +2.0 points (±1.5, not shown to differ)" in draw_curve(parse_document(content)).caption
     pick(content, "plain")["lead"] = {"value": 0.1, "error": 0.02}
-    assert "ahead by +10.0 points (±2.0)." in draw_price(parse_document(content)).caption
+    assert "Its lead on the test images is +10.0 points (±2.0)." in draw_price(parse_document(content)).caption
 
 
 def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
@@ -236,6 +248,13 @@ def test_images_of_a_port_alone_are_right_or_wrong(content, thumbnails):
     page = compose_report(parse_document(content), thumbnails).html
     assert "The port is wrong: 30 test images" in page
     assert "The port is right: 55 test images" in page
+
+
+@pytest.mark.parametrize(("height", "folded"), [(600, False), (5000, True)])
+def test_the_picture_of_a_deep_network_is_folded(documents, height, folded):
+    page = compose_report(documents(), graph=f'<svg width="860" height="{height}"></svg>').html
+    assert ("<details><summary>The picture" in page) is folded
+    assert ("<details open><summary>The picture" in page) is not folded
 
 
 def test_a_graph_without_gains_has_no_legend_of_gains(document):
