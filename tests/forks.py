@@ -1,14 +1,11 @@
 """Runs commands in forked processes: torch is imported once, and nothing is shared afterwards.
 
-    python forks.py cases.json results.json
+    python forks.py
 
-runs commands under watch. A case is {"arguments": [...], "folder": cwd}. A result has the exit code, what was printed,
-and what the command tried although it must not: connections (but to the ports that are allowed), processes, unpickling.
-
-    python forks.py --serve PORT …
-
-does so with one case a line on stdin, and answers with one result a line on stdout. There, a command may also take only
-so much memory, and so much of the processor's time: others may be working on this machine.
+runs commands under watch: one case a line on stdin, one result a line on stdout. A case is {"arguments": [...],
+"folder": cwd, "ports": [...]}. A result has the exit code, what was printed, and what the command tried although it
+must not: connections (but to the ports that are allowed), processes, unpickling. A command may take only so much
+memory, and so much of the processor's time: others may be working on this machine.
 """
 
 from __future__ import annotations
@@ -20,13 +17,14 @@ import os
 import pkgutil
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -125,6 +123,35 @@ def forbid(log: int, ports: set[int]) -> None:
     sys.addaudithook(hook)
 
 
+class Forks:
+    """The client's side: a process that is started when it is first needed, and forks for each command."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+    @cached_property
+    def process(self) -> subprocess.Popen[str]:
+        """The process that has imported everything."""
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, __file__], env=self.environment, text=True, **pipes)
+
+    def run(self, arguments: Iterable[object], folder: Path, ports: Iterable[int], **more: Any) -> dict[str, Any]:
+        """Run a command; with `dies`, it is killed after a file of this name was put in place so many times."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        case = {"arguments": list(map(str, arguments)), "folder": str(folder), "ports": list(ports), **more}
+        self.process.stdin.write(json.dumps(case) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the process."""
+        if "process" in vars(self):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait()
+
+
 def warm_up() -> None:
     """Import all that commands import when they run. OMP_NUM_THREADS must be 1: threads do not survive a fork."""
     assert os.environ["OMP_NUM_THREADS"] == "1"  # not torch.set_num_threads(1): it makes a pool that breaks in a child
@@ -188,7 +215,7 @@ def _prepare(dies: list[Any] | None) -> None:
         die(*dies)
 
 
-def serve(ports: set[int]) -> None:
+def serve() -> None:
     """Run the commands that arrive on stdin."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints while it is imported
@@ -197,16 +224,11 @@ def serve(ports: set[int]) -> None:
     for line in sys.stdin:
         case = json.loads(line)
         before = _children()
-        result = run_watched(case, ports, partial(_prepare, case.get("dies")), 5 * _WITHIN)
+        result = run_watched(case, set(case["ports"]), partial(_prepare, case.get("dies")), 5 * _WITHIN)
         answers.write(json.dumps({**result, "seconds": _children() - before}) + "\n")
         answers.flush()
     os._exit(0)  # what was imported complains when it is torn down
 
 
-if __name__ == "__main__" and sys.argv[1] == "--serve":
-    serve(set(map(int, sys.argv[2:])))
-elif __name__ == "__main__":
-    cases, results = Path(sys.argv[1]), Path(sys.argv[2])
-    plan = json.loads(cases.read_text())
-    warm_up()
-    results.write_text(json.dumps([run_watched(case, set(plan["ports"])) for case in plan["cases"]]))
+if __name__ == "__main__":
+    serve()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from forks import Forks
 from loopback_hub import Hub
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28")
 SHORT = ("--steps", "1", "--batch-size", "8", "--grad-batches", "1", "--bn-batches", "1", "--control", "none")
-FORKS = Path(__file__).parent / "forks.py"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,12 @@ class Machine:
     def work(self) -> Path:
         return self.root / "work"
 
-    @property
+    @cached_property
+    def forks(self) -> Forks:
+        """Where commands run, with the same environment each."""
+        return Forks({**self.environment, "PYTHONPATH": str(Path(__file__).parents[1])})
+
+    @cached_property
     def environment(self) -> dict[str, str]:
         places = {"HOME": self.root / "home", "TMPDIR": self.root / "tmp", "HF_HOME": self.root / "cache"}
         places["MPLCONFIGDIR"] = Path(matplotlib.get_cachedir())  # finding all fonts takes its time
@@ -69,18 +73,12 @@ class Machine:
     def run(self, *commands: tuple[object, ...]) -> list[Done]:
         """Run commands one after the other, each in a process of its own; none may change a file."""
         before = self.tree()
-        plan = {
-            "ports": [server.port for server in self.hub._servers],
-            "cases": [{"arguments": list(map(str, each)), "folder": str(self.work)} for each in commands],
-        }
-        cases, results = self.root / "cases.json", self.root / "results.json"
-        cases.write_text(json.dumps(plan))
-        environment = {**self.environment, "PYTHONPATH": str(FORKS.parent.parent)}
-        subprocess.run([sys.executable, FORKS, cases, results], env=environment, check=True, timeout=280)
+        ports = [server.port for server in self.hub._servers]
+        done = [self.forks.run(each, self.work, ports) for each in commands]
         after = self.tree()
         changed = {name for name in {*before, *after} if before.get(name, b"") != after.get(name, b"")}
         assert not changed, f"written, changed or removed: {sorted(changed)}"
-        return [Done(**each) for each in json.loads(results.read_text())]
+        return [Done(each["code"], each["out"], each["err"], each["forbidden"]) for each in done]
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -11,17 +11,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from forks import Forks
 from loopback_hub import Hub
 
-FORKS = Path(__file__).parent.parent / "forks.py"
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--data-validation", "0.2")
 SHORT = ("--steps", "1", "--batch-size", "8", "--grad-batches", "1", "--bn-batches", "1", "--control", "none", "-q")
 SIDES = ("--src-base", "--src-ft", "--new-base")
@@ -64,19 +62,14 @@ class Bench:
         self.hub.add_user("ada")
         environment = self.hub.client(token="hf_ada_write", HF_RETARGET_HUB_PATIENCE="5").environment
         environment |= {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "HF_HOME": str(root / "cache")}
-        environment |= {"PYTHONPATH": str(FORKS.parent.parent), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(root / "cache" / "inductor")  # else below TMPDIR
         environment["MPLCONFIGDIR"] = str(root / "cache" / "matplotlib")
-        ports = [str(server.port) for server in self.hub._servers]
-        command = [sys.executable, str(FORKS), "--serve", *ports]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.server = subprocess.Popen(command, env=environment, text=True, **pipes)
+        self.forks = Forks(environment)
 
     def close(self) -> None:
         """End the processes."""
-        assert self.server.stdin is not None
-        self.server.stdin.close()
-        self.server.wait()
+        self.forks.close()
         self.hub.stop()
 
     # ---- honest files
@@ -132,12 +125,7 @@ class Bench:
 
         With `dies`, it is killed after a file of this name was put in place so many times.
         """
-        assert self.server.stdin is not None
-        assert self.server.stdout is not None
-        case = {"arguments": list(map(str, arguments)), "folder": str(folder), **more}
-        self.server.stdin.write(json.dumps(case) + "\n")
-        self.server.stdin.flush()
-        return json.loads(self.server.stdout.readline())  # type: ignore[no-any-return]
+        return self.forks.run(arguments, folder, [server.port for server in self.hub._servers], **more)
 
     def find_problem(self, row: Row) -> str | None:
         """Run a row; what is wrong with what happened, if anything."""

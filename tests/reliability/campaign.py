@@ -178,7 +178,9 @@ def describe(folder: Path) -> dict[str, str]:
         content = path.read_bytes()
         if path.name in ("port.json", "finetune.json", "port-all.json"):
             try:
-                content = json.dumps(_timeless(json.loads(content)), sort_keys=True).encode()
+                parts = _timeless(json.loads(content))
+                found |= {f"{name}: {key}": json.dumps(each, sort_keys=True) for key, each in parts.items()}
+                continue
             except ValueError:
                 content = b"no JSON"
         untimely = path.parent.name == "figures" or path.suffix in (".html", ".md")
@@ -372,7 +374,10 @@ def judge_end(command: Command) -> str | None:
     code, (text, error) = command.wait(), command.printed
     # huggingface_hub's temporary folder, which cannot be removed either when it is forgotten.
     error = re.sub(r"^Exception ignored in.*?(?=^Error: |\Z)", "", error, flags=re.DOTALL | re.MULTILINE)
-    told = sum("Error: " in each for each in error.splitlines()) or ("Look: " in error and " ported, in " in text)
+    # The client tells of errors it survives, in lines of its own.
+    told = sum(each.startswith("Error: ") for each in error.splitlines()) or (
+        "Look: " in error and " ported, in " in text
+    )
     if code not in (0, 1) or "Traceback" in error or (code == 1 and told != 1):
         return f"ends with {code}: {error[-600:]}"
     return None

@@ -22,7 +22,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     (root / "home" / "secret.txt").write_text("private")
     with Hub(root / "hub") as hub:
         hub.add_user("ada")
-        yield Machine(root, hub)
+        machine = Machine(root, hub)
+        yield machine
+        machine.forks.close()
 
 
 @pytest.fixture(scope="module")
