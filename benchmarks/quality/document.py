@@ -28,12 +28,14 @@ from quality.tables import (
     tabulate_seconds,
     tabulate_twists,
 )
-from quality.tasks import FULL
+from quality.tasks import COMMITTED, FULL, TASKS
 
 
 def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = FULL) -> dict[str, str]:
     """Every generated part by name; pictures are drawn into `images` and linked as seen from `page`."""
-    runs = [run for run in load_summaries(out) if run["task"] in tasks]
+    found = load_summaries(out)
+    runs = [run for run in found if run["task"] in tasks]
+    whole = [run for run in found if run["task"] in COMMITTED]
     cosines = load_cosines(out)
     basins = load_basins(out)
     drawn = draw_all(runs, cosines, images) if runs or cosines else {}
@@ -50,6 +52,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
     return {
         "figures": tabulate_figures(runs, cosines, basins),
         "claims": tabulate_claims(runs),
+        "whole": _join(tabulate_ports(whole), tabulate_bounds(whole), tabulate_after(whole)),
         "ports": _join(tabulate_ports(runs), show("steps-")),
         "bounds": tabulate_bounds(runs),
         "prices": tabulate_prices(runs),
@@ -67,6 +70,8 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
 def fill_page(page: Path, parts: dict[str, Any]) -> list[str]:
     """Replace what stands between `<!-- NAME -->` and `<!-- end of NAME -->`; gives the names that were filled.
 
+    A part that has a task of which there are no runs here is left as it is.
+
     Example:
         >>> fill_page(Path("docs/results.md"), {"claims": "| … |"})      # doctest: +SKIP
         ['claims']
@@ -74,11 +79,18 @@ def fill_page(page: Path, parts: dict[str, Any]) -> list[str]:
     text, filled = page.read_text("utf-8"), []
     for name, part in parts.items():
         pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
-        text, count = pattern.subn(lambda match, part=part: f"{match[1]}\n{part}\n\n{match[2]}", text)
-        filled += [name] * bool(count)
+        old = pattern.search(text)
+        if old is None or _tasks_in(old[0]) - _tasks_in(part):
+            continue
+        text = text.replace(old[0], f"{old[1]}\n{part}\n\n{old[2]}")
+        filled.append(name)
     with atomic_path(page) as temporary:
         temporary.write_text(text, "utf-8")
     return filled
+
+
+def _tasks_in(text: str) -> set[str]:
+    return set(re.findall(r"`([\w-]+)`", text)) & set(TASKS)
 
 
 def _join(*parts: str) -> str:

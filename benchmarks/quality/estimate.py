@@ -71,8 +71,7 @@ def time_image(task: Task, batch: int = 32) -> float:
     torch.set_num_threads(1)
     try:
         model = task.network(10).train()
-        channels = 1 if task.images.endswith("mnist") else 3
-        images = torch.randn(batch, channels, task.size, task.size)
+        images = torch.randn(batch, *model.pretrained_cfg["input_size"])
         return min(_step(model, images) for _ in range(5)) / batch
     finally:
         torch.set_num_threads(threads)

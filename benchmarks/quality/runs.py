@@ -23,6 +23,7 @@ from quality.store import Kept, short_hash
 from quality.task import TWISTS, Pair, Training
 from quality.tasks import TASKS
 
+RECORDS = Path(__file__).resolve().parents[1] / "results" / "quality"
 PRICED = ("fgmt", "fgmt-sign")
 """Methods that are compared with plain fine-tuning at the same price; GMT's would buy a whole training."""
 
@@ -219,8 +220,12 @@ def perform(run: Run) -> dict[str, Any]:
         "head": document.head["policy"],
         "seconds": document.seconds | {"after": sum(row["seconds"] for row in after)},
     }
-    path = run.kept.folder / "summary.json"
-    path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    paths = [run.kept.folder / "summary.json"]
+    if bench.task.committed:
+        RECORDS.mkdir(parents=True, exist_ok=True)
+        paths.append(RECORDS / f"{bench.task.name}.{run.method}.{run.seed}.json")
+    for path in paths:
+        path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     return summary
 
 
@@ -249,5 +254,7 @@ def forget(out: Path, task: str, methods: tuple[str, ...] = ()) -> None:
 
 
 def load_summaries(out: Path) -> list[dict[str, Any]]:
-    """All runs that are finished."""
-    return [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("*/runs/*/seed-*/summary.json"))]
+    """All runs that are finished: those below a folder, and those whose records are committed."""
+    paths = [*sorted(RECORDS.glob("*.json")), *sorted(out.glob("*/runs/*/seed-*/summary.json"))]
+    runs = [json.loads(path.read_text("utf-8")) for path in paths]
+    return list({(run["task"], run["method"], run["seed"]): run for run in runs}.values())
