@@ -28,7 +28,7 @@ from solver import real_gradients
 from torch import nn
 
 from hf_retarget.matching import descent
-from hf_retarget.matching.assignment import assign
+from hf_retarget.matching.assignment import SOLVERS, assign
 from hf_retarget.matching.objective import Stacks
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "shared" / "weights" / "mobilenetv2_100"
@@ -66,18 +66,18 @@ NETWORKS = {
 
 @contextmanager
 def listen() -> Iterator[Gains]:
-    """Keep what descents hand to `assign`: the first and the latest gains of each size."""
+    """Keep what descents ask for: the first and the latest gains of each size."""
     heard: Gains = {}
 
-    def spy(gains: np.ndarray) -> tuple[np.ndarray, float]:
+    def spy(gains: np.ndarray) -> Callable[[], tuple[np.ndarray, float]]:
         heard[len(gains)] = [*heard.get(len(gains), [])[:1], gains.copy()]
-        return assign(gains)
+        return lambda: assign(gains)
 
-    descent.assign = spy
+    before, SOLVERS.assign = SOLVERS.assign, spy
     try:
         yield heard
     finally:
-        descent.assign = assign
+        SOLVERS.assign = before
 
 
 def measure(name: str, gains: np.ndarray, when: str) -> None:

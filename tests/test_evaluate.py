@@ -11,8 +11,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hf_retarget.data import Preprocess, load_data
 from hf_retarget.errors import DataError, ModelError
-from hf_retarget.evaluation.scorer import score_model
+from hf_retarget.evaluation.scorer import Scorer, score_model
+from hf_retarget.recipe.options import DataOptions, PortOptions
+from hf_retarget.run import Run
 
 
 def batches(sizes=(5, 5, 3), classes: int = 7, seed: int = 0):
@@ -142,3 +145,35 @@ def test_two_processes_share_the_work_and_get_the_score_of_one(tmp_path):
     (ran_second, *shared_second), _ = second
     assert (ran_first, ran_second, ran_alone) == (3, 2, 5)
     assert shared_first == shared_second == alone
+
+
+class Flat(nn.Module):
+    """Views its activations as rows, or reshapes them, which works for any layout."""
+
+    def __init__(self, views: bool) -> None:
+        super().__init__()
+        self.conv, self.head, self.views = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 64, 5), views
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        inner = self.conv(images)
+        self.last = inner.is_contiguous(memory_format=torch.channels_last)
+        return self.head(inner.view(len(images), -1) if self.views else inner.flatten(1))
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_channels_are_last_where_the_model_allows_it(views: bool):
+    torch.manual_seed(0)
+    model = Flat(views)
+    preprocess = Preprocess((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
+    images = [(torch.rand(3, 8, 8), number % 5) for number in range(20)]
+    data = load_data({"train": images, "test": images}, DataOptions(), preprocess)
+    plain = score_model(model, data.test.batches(64), 5)
+    scorer = Scorer(model, data, 5, PortOptions(), Run())
+    score = scorer.score(data.test)
+    assert model.last is not views
+    assert score.predictions == plain.predictions
+    assert score.loss == pytest.approx(plain.loss, rel=1e-5)
+    outputs, features = scorer.answer(data.test, model.head)
+    assert torch.equal(outputs.argmax(1), torch.tensor(score.predictions))
+    assert features.shape == (20, 512)
+    assert all(each.is_contiguous() for each in scorer.weights().values())

@@ -58,7 +58,9 @@ class Scorer:
         self.model, self.data, self.classes, self.options, self.run = model, data, classes, options, run
         self.images = 0
         """Images that went forward so far."""
-        self._batches = BatchCache(data.train.preprocess.input_size)
+        size = data.train.preprocess.input_size
+        self._batches = BatchCache(size)
+        self._channels_last = run.accelerator.device.type == "cpu" and _takes_channels_last(model, size)
 
     def load(self, weights: Tensors, parameters: Tensors | None = None) -> None:
         """Put a whole state dict into the model, and then, if given, other parameters."""
@@ -83,7 +85,7 @@ class Scorer:
             batches = self.data.train.batches
             return self._move(batches(options.batch_size, seed=other, count=options.bn_batches, workers=run.workers))
 
-        with run.clock.stage("batchnorm"):
+        with run.clock.stage("batchnorm"), self._laid_out():
             batches = self._batches.get("batchnorm", options.bn_batches * options.batch_size, draw)
             done = reset_batchnorm(self.model, batches, accelerator=run.accelerator, progress=run.progress)
         self.images += done.batches * options.batch_size
@@ -92,7 +94,7 @@ class Scorer:
     def score(self, split: Split) -> Score:
         """Score the weights in the model on a split."""
         run, self.images = self.run, self.images + len(split)
-        with run.clock.stage("evaluation"):
+        with run.clock.stage("evaluation"), self._laid_out():
             return score_model(
                 self.model,
                 self._draw(split),
@@ -113,7 +115,7 @@ class Scorer:
         self.model.to(device)
         self.images += len(split)
         try:
-            with run.clock.stage("evaluation"), torch.no_grad(), _evaluating(self.model):
+            with run.clock.stage("evaluation"), torch.no_grad(), _evaluating(self.model), self._laid_out():
                 total = -(-len(split) // self.options.eval_batch)
                 for inputs, _ in run.progress.track(self._draw(split), "evaluating", total):
                     inner.clear()
@@ -131,6 +133,15 @@ class Scorer:
             both.append(whole)
         return both[0], both[1]
 
+    @contextmanager
+    def _laid_out(self) -> Iterator[None]:
+        """The weights of convolutions with their channels last, where the model can be computed so."""
+        set_layout(self.model, torch.channels_last if self._channels_last else torch.contiguous_format)
+        try:
+            yield
+        finally:
+            set_layout(self.model, torch.contiguous_format)
+
     def _draw(self, split: Split) -> Iterable[Batch]:
         size, run = self.options.eval_batch, self.run
         # Two sets of images may have one name, and one set may get other labels.
@@ -140,6 +151,29 @@ class Scorer:
     def _move(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """With the images on the device, where those that are kept stay."""
         return ((inputs.to(self.run.accelerator.device), labels) for inputs, labels in batches)
+
+
+def set_layout(model: nn.Module, layout: torch.memory_format) -> None:
+    """Lay out the weights of convolutions; activations follow. Processors compute up to twice as fast, channels last."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.data.contiguous(memory_format=layout)
+
+
+def _takes_channels_last(model: nn.Module, size: tuple[int, int, int]) -> bool:
+    """Whether the model can be computed with channels last; some modules view their inputs in another shape."""
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return False
+    first = next(model.parameters())
+    set_layout(model, torch.channels_last)
+    try:
+        with torch.no_grad(), _evaluating(model):
+            model(torch.zeros(2, *size, device=first.device, dtype=first.dtype))
+    except Exception:  # whatever it raises now, it raises later if it is about something else
+        return False
+    finally:
+        set_layout(model, torch.contiguous_format)
+    return True
 
 
 def score_model(

@@ -56,13 +56,15 @@ def _find_prices(gains: Gains) -> Gains:
     """
     size, every = len(gains), np.arange(len(gains))
     means = gains.mean(axis=0)
-    wishes = gains - means
-    wishes -= wishes.mean(axis=1, keepdims=True)
-    scale = wishes.max(axis=1).mean()
-    if not 0 < scale < np.inf:  # all rows are alike, or there are numbers that SciPy is to judge
-        return np.zeros(size)
-    wishes /= scale
-    wishes = np.clip(wishes, -size, size).astype(np.float32)
+    wishes = np.empty(gains.shape, np.float32)  # copies of large gains take as long as the auction itself
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.subtract(gains, means, out=wishes, casting="same_kind")
+        wishes -= wishes.mean(axis=1, keepdims=True)
+        scale = float(wishes.max(axis=1).mean())
+        if not 0 < scale < np.inf:  # all rows are alike, or there are numbers that SciPy is to judge
+            return np.zeros(size)
+        wishes /= scale
+        np.clip(wishes, -size, size, out=wishes)
     prices, values, rows = np.zeros(size, np.float32), np.empty(size, np.float32), list(wishes)
     column, left = every.copy(), _BIDS * size
     for epsilon in _EPSILONS:
