@@ -154,13 +154,13 @@ class Scorer:
 
 
 def set_layout(model: nn.Module, layout: torch.memory_format) -> None:
-    """Lay out the weights of convolutions; activations follow. Processors compute up to twice as fast, channels last."""
+    """Lay out the weights of convolutions; activations follow. Channels last, processors take half to all of the time."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=layout)
 
 
-def _takes_channels_last(model: nn.Module, size: tuple[int, int, int]) -> bool:
+def _takes_channels_last(model: nn.Module, size: tuple[int, ...]) -> bool:
     """Whether the model can be computed with channels last; some modules view their inputs in another shape."""
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
