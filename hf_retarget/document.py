@@ -173,6 +173,8 @@ class RelationFacts:
     """‖tuned model − old base‖ / ‖old base‖."""
     to_new: float | None = None
     """‖tuned model − new base‖ / ‖old base‖."""
+    resemblance: float | None = None
+    """Cosine of the old base and the tuned model: the median over these tensors."""
 
     @property
     def sentence(self) -> str:

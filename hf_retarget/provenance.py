@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_retarget.document import ModelFacts, PortDocument, read_document
-from hf_retarget.errors import PortError, RetargetError
+from hf_retarget.errors import AdapterError, PortError, RetargetError
 from hf_retarget.files import hash_file
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.models import peek_checkpoint
@@ -108,8 +108,13 @@ def _compare_parts(place: Path, document: PortDocument) -> list[str]:
     return problems
 
 
-def _describe(folder: Path) -> tuple[str, int]:
-    model = peek_checkpoint(folder).checkpoint
+def _describe(folder: Path) -> tuple[str, int | None]:
+    try:
+        model = peek_checkpoint(folder).checkpoint
+    except AdapterError as error:  # of a port that was saved as one
+        if error.adapter is None or error.adapter.description is None:
+            raise
+        return error.adapter.description.architecture, error.adapter.description.num_classes
     return model.architecture, model.num_classes
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import HfApi, errors
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
 
+from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import RelationFacts, read_document
 from hf_retarget.errors import ModelError, RetargetError
 from hf_retarget.hub import ask, clean_token, explained, find_cause, token_was_refused
@@ -21,6 +22,7 @@ from hf_retarget.models.relation import INDEPENDENT, compare_samples
 from hf_retarget.models.weights import PICKLES
 from hf_retarget.names import ADAPTER_CONFIG, CARD, FINETUNE, MODEL_CONFIG, PORT, RECIPE
 from hf_retarget.progress import SILENT, Progress
+from hf_retarget.recipe import load_recipe
 from hf_retarget.streaming.repository import Repository, open_repository, sample_side
 from hf_retarget.streaming.sums import find_batchnorm, plan_sums
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
@@ -206,7 +208,7 @@ class _Look:
                     raise
                 return replace(found, notes=(str(error),))
             return self._compare(found, model) if found.successor else found
-        except RetargetError as error:
+        except (RetargetError, OSError) as error:
             return Finding(reference, error=str(error))
 
     def _find_successor(self, found: Finding, base: str, pinned: Mapping[str, str], model: _Model) -> Finding:
@@ -268,6 +270,9 @@ class _Look:
             relation = compare_samples([sample_side(each, plan.summed) for each in sides.values()], ())
             found = replace(found, relation=relation)
         needs_images = find_batchnorm(sides) or found.relation is None or found.relation.word == INDEPENDENT
+        if needs_images and not base.classes:
+            note = "it takes no images, and without them a port needs bases of one lineage"
+            return replace(found, fits=True, notes=(*found.notes, note))
         data = _choose_data(model) or ("DATA" if needs_images else "none")
         notes = found.notes if data != "DATA" else (*found.notes, "DATA are images of the kind that it was tuned on")
         command = ("hf-retarget", "port", "--src-base", old, "--src-ft", found.model, "--new-base", found.successor)
@@ -276,8 +281,7 @@ class _Look:
     def _open(self, reference: str, base: Repository | None = None) -> Repository:
         """A model, from its configuration and headers; only an adapter is read with its base."""
         if reference not in self._opened:
-            place = Path(self._place.name, str(len(self._opened)))
-            place.mkdir()
+            place = Path(tempfile.mkdtemp(dir=self._place.name))
             loading = {"arch": None, "allow_pickle": False, "token": self.token}
             self._opened[reference] = open_repository(
                 reference, loading, place, peek=True, companions=(), base=base, force_base=True
@@ -305,7 +309,9 @@ def _is_weights(name: str) -> bool:
 def _choose_data(model: _Model) -> str | None:
     """What a model was tuned on, as far as its files tell: its recipe, or the dataset of its card."""
     if model.hub is None and (model.folder / RECIPE).is_file():
-        return str(Path(model.reference) / RECIPE)
+        with suppress(RetargetError):
+            if load_recipe(model.folder / RECIPE).data.reference != NO_DATA:
+                return str(Path(model.reference) / RECIPE)
     named = model.card.get("datasets")
     first = next(iter(named), None) if isinstance(named, list) else named
     return first if isinstance(first, str) and _is_name(first) else None

@@ -237,3 +237,26 @@ def test_a_base_that_is_gone_is_said_and_no_reason_to_fail(connected: Hub, finis
     result = run(tmp_path / "ported")
     assert result.exit_code == 0
     assert "not compared: there is no model 'ada/gone' on the Hub, or it is private" in result.stdout
+
+
+def test_a_port_that_was_saved_as_an_adapter_is_whole(finished, tmp_path):
+    from PIL import Image
+
+    for split in ("train", "test"):
+        for number, label in enumerate("abc" * 4):
+            path = tmp_path / "photos" / split / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (80 * (number % 3), number, 90)).save(path)
+    sides = [finished / name for name in ("old", "tuned", "new")]
+    options = {"port.method": "naive", "port.steps": 1, "port.save_as": "lora", "port.control": "none"}
+    options |= {"data.validation": 0.4}
+    rt.port(*sides, tmp_path / "photos", out=tmp_path / "adapter", overrides=options, quiet=True)
+    found = rt.check_port(tmp_path / "adapter", dict(zip(("source", "tuned", "target"), sides, strict=True)))
+    assert found.problems == ()
+    assert set(found.files.values()) == {"same"}
+
+
+def test_a_pinned_file_under_another_name_is_not_read(ported):
+    (ported / "model.safetensors").rename(ported / "weights.safetensors")
+    with pytest.raises(rt.ModelError, match=r"lacks model\.safetensors"):
+        load_checkpoint(ported)

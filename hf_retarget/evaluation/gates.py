@@ -13,6 +13,9 @@ from hf_retarget.evaluation.scorer import Score
 from hf_retarget.words import percent, plural
 
 _FAR_BELOW = 3.0  # standard errors below guessing from which labels must be in another order
+UNLIKE = 0.2
+"""Cosine of the old base and the tuned model below which it was tuned from another: models that were trained apart have
+less, and what was tuned for long, from random weights, has more."""
 _NAMED = 3  # missing classes that are named
 
 
@@ -74,8 +77,15 @@ def _find_tuned_base(seen: Evidence, bases: RelationFacts) -> str:
 def _find_swapped(seen: Evidence, bases: RelationFacts) -> str:
     if bases.to_new is None or bases.length is None or not 0 < bases.to_new < bases.length:
         return ""
-    far = f"{bases.to_new:.0%} of the old base's norm away, not {bases.length:.0%}"
+    digits = next(n for n in range(9) if f"{bases.to_new:.{n}%}" != f"{bases.length:.{n}%}" or n == 8)
+    far = f"{bases.to_new:.{digits}%} of the old base's norm away, not {bases.length:.{digits}%}"
     return f"the tuned model is closer to the new base than to the old one ({far})"
+
+
+def _find_another_base(seen: Evidence, bases: RelationFacts) -> str:
+    if bases.resemblance is None or bases.resemblance >= UNLIKE:
+        return ""
+    return f"the tuned model does not resemble the old base (cosine {bases.resemblance:.3f})"
 
 
 def _find_missing(seen: Evidence, counts: Mapping[str, Sequence[int]]) -> str:
@@ -159,6 +169,13 @@ GATES = (
         "relation",
         _find_swapped,
         "if they were mistaken for each other, swap --src-base and --new-base",
+    ),
+    Gate(
+        "another base",
+        "whether the tuned model resembles the old base",
+        "relation",
+        _find_another_base,
+        "name the base that it was tuned from with --src-base",
     ),
     Gate(
         "missing classes",

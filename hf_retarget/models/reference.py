@@ -282,7 +282,11 @@ def check_pins(folder: Path, where: str, hub: HubModel | None = None) -> None:
     """Refuse a folder whose model is not the one that the port.json in it pins."""
     for name, pinned in read_pins(folder / PORT).items():
         path, found = folder / name, hub.hashes.get(name) if hub else None
-        if name in (RECIPE, GRAPH, PERMUTATION) or not path.is_file():
+        if name in (RECIPE, GRAPH, PERMUTATION):
+            continue
+        if not path.is_file():
+            if path.suffix == ".safetensors" and hub is None:
+                raise ModelError(f"'{where}' lacks {name}, which its {PORT} pins; restore it, or remove {PORT}")
             continue
         if found is None and not (hub and hub.is_hollow(path)):
             found = hash_weights(path)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -52,18 +53,21 @@ def measure_relation(
         >>> measure_relation(old, tuned, new, ["w"]).word
         'same lineage'
     """
-    tensors, total = {}, torch.zeros(6, dtype=torch.float64)
+    tensors, total, alike = {}, torch.zeros(6, dtype=torch.float64), list[float]()
     for name in names:
         a, b, c = (each[name].double().flatten() for each in (old, tuned, new))
         squares = [(one - other).square().sum() for one, other in ((b, a), (c, a), (b, c))]
         sums = torch.stack([a @ a, c @ c, a @ c, *squares])
         tensors[name] = _find_cosine_and_drift(sums)
         total += sums
+        alike.append(float(a @ b / (a.norm() * b.norm()).clamp(min=1e-30)))
     cosine, drift = _find_cosine_and_drift(total)
     length, _, _, tuning, apart, to_new = total.tolist()
     lengths = [math.sqrt(each / max(length, 1e-30)) for each in (apart, tuning, to_new)]
     word = LINEAGE if drift is None or drift <= NEAR else DRIFTED  # None: only the head was tuned
-    return RelationFacts(cosine, drift, word if cosine >= RELATED else INDEPENDENT, tensors, *lengths)
+    return RelationFacts(
+        cosine, drift, word if cosine >= RELATED else INDEPENDENT, tensors, *lengths, median(alike or [1.0])
+    )
 
 
 def _find_cosine_and_drift(sums: Tensor) -> tuple[float, float | None]:
@@ -100,7 +104,7 @@ def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]
     if not names:
         return None
     found = measure_relation(old, *others, names)
-    return found if tuned else replace(found, drift=None, length=None, to_new=None)
+    return found if tuned else replace(found, drift=None, length=None, to_new=None, resemblance=None)
 
 
 def sample_weights(

@@ -256,7 +256,7 @@ def _keep_fields(raw: Mapping[str, Any], kind: type, where: str) -> dict[str, An
     Unknown entries are left out, as many files have some; those that transformers would act on are refused.
     """
     for name, value in raw.items():
-        if _FORBIDDEN.fullmatch(name) and value not in _HARMLESS:
+        if acts(name, value):
             raise ModelError(
                 f"config.json in '{where}' has '{name}', which does not describe a model's shape; "
                 "remove it: a configuration may not decide what is loaded or run"
@@ -273,6 +273,11 @@ def _keep_fields(raw: Mapping[str, Any], kind: type, where: str) -> dict[str, An
             check_value(name, value, where)
         kept[name] = value
     return kept
+
+
+def acts(name: str, value: Any) -> bool:
+    """Whether transformers loads or runs something because of this entry of a configuration."""
+    return _FORBIDDEN.fullmatch(name) is not None and value not in _HARMLESS
 
 
 @cache

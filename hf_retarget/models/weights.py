@@ -146,6 +146,8 @@ def shard_names(index: Path) -> list[str]:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"'{index}' cannot be read: {type(error).__name__}: {error}") from error
+    if not names:
+        raise ModelError(f"'{index}' names no files; copy or download it again")
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError(f"'{index}' names '{name}', which is no safetensors file beside it")

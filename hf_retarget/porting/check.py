@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +43,7 @@ from hf_retarget.porting.cost import (
 from hf_retarget.porting.inputs import WRONG_CLASSES, Given, Reference, load_inputs, trace_model
 from hf_retarget.porting.port import PortArguments
 from hf_retarget.porting.resume import Workplace
+from hf_retarget.porting.streamed import look_first, open_sides
 from hf_retarget.recipe import Recipe, finish_recipe
 from hf_retarget.run import Run, RunArguments, check_arguments, doing_now, peak_memory, pick
 
@@ -160,6 +162,8 @@ def check(
     run = Run(**pick(options, Run))
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
     given = chosen.data.reference not in ("", NO_DATA) or not isinstance(images, str)
+    if chosen.data.reference == NO_DATA and not given:
+        return _check_streamed((src_base, src_ft, new_base), run, options.get("force_base", False))
     with doing_now(run.progress, "reading headers"):
         old, new = (peek_checkpoint(each, **run.loading) for each in (src_base, new_base))
         peeked = [old, peek_tuned(src_ft, old, force_base=options.get("force_base", False), **run.loading), new]
@@ -182,6 +186,34 @@ def check(
     with doing_now(run.progress, "tracing the model"):
         found = _with_graph(found, (tuned, target), images if given else None, chosen, run)
     return found
+
+
+def _check_streamed(models: tuple[Reference, ...], run: Run, force_base: bool) -> InputCheck:
+    """The same for a port without images, which takes models of any kind."""
+    given = Given(force_base=force_base)
+    with doing_now(run.progress, "reading headers"), tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
+        sides = open_sides(models, run, given, Path(place), peek=True)
+        about = {
+            name: Side(
+                reference=side.reference,
+                library=side.library,
+                architecture=side.architecture,
+                parameters=sum(each.numbers for each in side.tensors.values()),
+                classes=side.classes,
+                labels=None,
+                dtype=side.facts.dtype,
+                revision=side.facts.revision,
+                download=side.hub.remaining if side.hub else 0,
+            )
+            for name, side in sides.items()
+        }
+        found = InputCheck(about, (), (), ())
+        try:
+            relation = look_first(sides, given)
+        except (ModelError, PortError) as error:
+            return replace(found, problems=(str(error),))
+    gates = look_at_gates(Evidence(relation))
+    return replace(found, relation=relation, gates=gates, problems=tuple(list_errors(gates)))
 
 
 def _describe_side(peeked: Peeked) -> Side:

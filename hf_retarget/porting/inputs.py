@@ -292,7 +292,7 @@ def load_inputs(
         if (count := len(data.validation)) < 2:
             raise DataError(
                 f"a port chooses its best step on validation images, and there are {count or 'none'}; "
-                "set data.validation"
+                "set a larger share, such as data.validation=0.2 (--data-validation 0.2)"
             )
         if given.also_data_fit and given.also_data is None:
             raise DataError("also_data_fit needs a second set of images; name it with also_data (--also-data)")

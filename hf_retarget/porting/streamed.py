@@ -82,9 +82,9 @@ def port_streamed(
         raise PortError("a port without images is written as it is made, and needs a folder: give out=")
     with place.held(), tempfile.TemporaryDirectory(prefix="hf-retarget-") as temporary:
         with run.stage("loading", "reading headers"):
-            _look_first(models, run, given, Path(temporary), dtype)
+            look_first(open_sides(models, run, given, Path(temporary, "peeked"), peek=True), given, dtype)
         with run.stage("loading", "finding the files"):
-            sides = _open(models, run, given, Path(temporary, "opened"))
+            sides = open_sides(models, run, given, Path(temporary, "opened"))
             plan, relation, touched = settle(plan_sums(sides, dtype), own_heads=recipe.port.head == "own")
             _check_relation(relation, given)
             check_update(recipe.port, relation)
@@ -92,11 +92,12 @@ def port_streamed(
             if errors := list_errors(gates):
                 raise PortError(errors[0])
             shards = plan_shards(plan.sums, sides["target"])
-            check_room(place.folder, sum(each.size for each in plan.sums))
+            done = sum(each.stat().st_size for each in (place.hidden / "model").glob("*.safetensors"))
+            check_room(place.folder, sum(each.size for each in plan.sums) - done)
             pieces = _encode(given, plan)
             hashes = _hash_all(sides)
-        key = _describe_run(hashes, recipe, given, dtype)
-        place.begin(key, run)
+        key = _describe_run(hashes, recipe, dtype)
+        place.begin(key, run)  # texts change no weight: what was summed before they were read is still right
         config, conflicts = compose_config(plan, KINDS[dtype] if dtype else sides["target"].kind)
         notes = (*plan.notes, *conflicts)
         for note in (*notes, f"bases: {relation.sentence}"):
@@ -136,7 +137,7 @@ def port_streamed(
                 text=facts,
                 gates=gates,
                 notes=notes,
-                run=key,
+                run=key | {"text": hash_file(Path(given.text).expanduser())[:20] if given.text is not None else None},
                 **describe_course(run),
             )
         )
@@ -174,11 +175,8 @@ def _check_options(recipe: Recipe, given: Given) -> None:
             raise PortError(f"without images, --{option} has no meaning; leave it out, or name images with --data")
 
 
-def _look_first(
-    models: tuple[str | Path | nn.Module, ...], run: Run, given: Given, place: Path, dtype: str | None
-) -> None:
+def look_first(sides: Sides, given: Given, dtype: str | None = None) -> RelationFacts | None:
     """Refuse what headers and a few ranges of the weights rule out, before anything large is downloaded."""
-    sides = _open(models, run, given, place / "peeked", peek=True)
     if found := find_batchnorm(sides):
         raise PortError(f"{found}, whose statistics have to be estimated again; {_IMAGES}")
     plan = plan_sums(sides, dtype)
@@ -188,11 +186,14 @@ def _look_first(
         relation = compare_samples(samples, ())
         if relation and math.isfinite(relation.cosine):  # if not, the tensor is named later
             _check_relation(relation, given)
+            return relation
+    return None
 
 
-def _open(
+def open_sides(
     models: tuple[str | Path | nn.Module, ...], run: Run, given: Given, place: Path, *, peek: bool = False
 ) -> Sides:
+    """The files of the three models; with `peek`, only the headers of those on the Hub."""
     found: dict[str, Repository] = {}
     for side, model in zip(SIDES, models, strict=False):
         make_folder(place / side)
@@ -216,6 +217,9 @@ def _check_relation(relation: RelationFacts, given: Given) -> None:
             f"without images, nothing can be matched, and these bases are {relation.sentence}; {_IMAGES}. "
             "--force-relation adds the fine-tuning all the same"
         )
+    unlike = next((each for each in look_at_gates(Evidence(relation)) if each.name == "another base"), None)
+    if unlike and unlike.found and not given.force_relation:
+        raise PortError(f"{unlike.found}. --force-relation adds the difference all the same")
 
 
 # ---- texts
@@ -270,13 +274,12 @@ def _judge(facts: TextFacts | None, relation: RelationFacts, warnings: list[str]
 # ---- port.json
 
 
-def _describe_run(hashes: Mapping[str, Any], recipe: Recipe, given: Given, dtype: str | None) -> dict[str, Any]:
-    """All that the result depends on."""
+def _describe_run(hashes: Mapping[str, Any], recipe: Recipe, dtype: str | None) -> dict[str, Any]:
+    """All that the weights depend on."""
     key = {
         **hashes,
         "port": {name: getattr(recipe.port, name) for name in ("alpha", "update", "head")},
         "dtype": dtype,
-        "text": hash_file(Path(given.text).expanduser())[:20] if given.text is not None else None,
         ENVIRONMENT: describe_environment(),
     }
     return dict(json.loads(json.dumps(key)))

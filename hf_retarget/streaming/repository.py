@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -181,9 +182,13 @@ def open_repository(
             files = weight_files(folder, text, allow_pickle=loading["allow_pickle"])
             if all(path.suffix == ".safetensors" for path in files):
                 return _read(text, folder, files, hub)
-    checkpoint = load_checkpoint(reference, **loading)
-    save_model(place, checkpoint.weights, checkpoint, labels=checkpoint.labels)
-    name = checkpoint.reference if isinstance(reference, nn.Module) else text
+    if "transformers" in sys.modules and isinstance(reference, sys.modules["transformers"].PreTrainedModel):
+        name = type(reference).__name__
+        reference.save_pretrained(place)
+    else:
+        checkpoint = load_checkpoint(reference, **loading)
+        save_model(place, checkpoint.weights, checkpoint, labels=checkpoint.labels)
+        name = checkpoint.reference if isinstance(reference, nn.Module) else text
     return _read(name, place, weight_files(place, name), None)
 
 

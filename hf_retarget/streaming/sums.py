@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from hf_retarget.document import RelationFacts
 from hf_retarget.errors import ModelError, NotFiniteError
 from hf_retarget.models.relation import RELATED, measure_relation
+from hf_retarget.models.transformers_models import acts
 from hf_retarget.models.weights import FLOATS, KINDS, StoredTensor, describe_differences
 from hf_retarget.names import SIDES
 from hf_retarget.streaming.repository import HEAD_ENTRIES, Repository
@@ -143,7 +145,9 @@ def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
         parts = (_find(old, name, sides), _find(tuned, name, sides), _find(new, name, sides))
         kind = _choose_kind(parts, new.kind, dtype)
         if parts[1] is None:
-            if parts[0] is None and parts[2] is not None:  # a table of positions, say
+            if parts[0] is None and parts[2] is not None and _LAYER.search(name):
+                wrong.append(name)
+            elif parts[0] is None and parts[2] is not None:  # a table of positions, say
                 fixed.append(name)
                 sums.append(Sum(name, kind, parts[2].shape, parts, 0))
             else:  # a head that was replaced, but not a part of a block that is there
@@ -363,6 +367,8 @@ def _same(one: StoredTensor, other: StoredTensor) -> bool:
 # ---- the configuration
 
 
+_LAYER = re.compile(r"\.\d+\..*\.(weight|bias)$")
+"""Parameters of numbered layers: where only one side has them, it has another architecture."""
 _ASIDE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "auto_map", "vocab_size", "text_config")
 """Entries that do not describe what a fine-tuning changed, or that follow from the weights."""
 
@@ -373,6 +379,9 @@ def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
     notes = []
     for name in {**old, **tuned}:
         if name in _ASIDE or tuned.get(name) == old.get(name) or tuned.get(name) == new.get(name):
+            continue
+        if acts(name, tuned.get(name)):
+            notes.append(f"'{name}' in the tuned model's config.json tells what is loaded or run: not copied")
             continue
         if name in new and new[name] != old.get(name) and name not in (*HEAD_ENTRIES, "architectures"):
             notes.append(
@@ -390,6 +399,10 @@ def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
     tables = sum(len(one.shape) == 2 and one.shape[0] == plan.rows for one in plan.sums)
     if tables > len(plan.sides["target"].tables):
         new["tie_word_embeddings"] = False
+    elif (tied := plan.sides["target"].config.get("tie_word_embeddings")) is not None:
+        new["tie_word_embeddings"] = tied
+    else:
+        new.pop("tie_word_embeddings", None)
     if "auto_map" in new:
         notes.append(
             "config.json names code of the new base (auto_map), which is not copied: put its files beside the weights "

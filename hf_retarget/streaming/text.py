@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_retarget.document import Lead, TextFacts
-from hf_retarget.errors import DataError, ModelError
+from hf_retarget.errors import DataError, ModelError, NotFiniteError
 from hf_retarget.models.transformers_models import load_language_model, read_language_config
 from hf_retarget.models.weights import FLOATS
 from hf_retarget.names import TOKENIZER
@@ -38,17 +38,24 @@ def read_texts(path: str | Path) -> list[str]:
             f"the texts in '{path}' cannot be read: {error}; give a .txt or .jsonl file in UTF-8"
         ) from error
     lines = content.replace("\r\n", "\n").split("\n")  # `splitlines` would also divide what JSON does not
-    if str(path).endswith(".jsonl"):
+    if str(path).endswith((".jsonl", ".json")):
         for number, line in enumerate(lines):
             try:
-                lines[number] = str(parse_json(line)["text"]) if line.strip() else ""
+                lines[number] = _read_entry(line) if line.strip() else ""
             except (ValueError, KeyError, TypeError) as error:
                 where = f"line {number + 1} of '{path}'"
-                raise DataError(f"{where} is no JSON object with an entry 'text'; correct it") from error
+                raise DataError(f"{where} is no JSON object with a string as 'text'; correct it") from error
     texts = [line for line in lines if line.strip()][:MOST]
     if len(texts) < 2:
         raise DataError(f"there are fewer than two texts in '{path}'; give a few hundred, one a line")
     return texts
+
+
+def _read_entry(line: str) -> str:
+    text = parse_json(line)["text"]
+    if not isinstance(text, str):
+        raise TypeError
+    return text
 
 
 def encode_texts(path: str | Path, tokenizer: Repository, sides: Iterable[Repository]) -> list[list[int]]:
@@ -102,6 +109,11 @@ def sum_losses(side: Repository, pieces: Sequence[Sequence[int]], run: Run, who:
             tokens = torch.tensor([piece], device=device)
             logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
             losses.append(float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum")))
+            if not math.isfinite(losses[-1]):
+                raise NotFiniteError(
+                    f"the loss of the {who} on text {len(losses)} is {losses[-1]}, in {FLOATS[side.kind]}; "
+                    "leave out --text, with --resume if the port has begun, or use weights of another --dtype"
+                )
     return losses
 
 

@@ -127,7 +127,7 @@ def test_port_json_pins_the_base_exactly(place, tmp_path):
     newer = place("lab/new", "old")
     code, found = look("--folder", tmp_path / "runs")
     assert (code, found[ported]["successor"]) == (3, f"lab/new@{newer}")
-    assert f"--data {ported}/recipe.yaml" in str(found[ported]["command"])
+    assert str(found[ported]["command"]).endswith(" --data none")  # its recipe says so itself
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -286,3 +286,29 @@ def test_a_folder_has_models_at_any_depth_but_none_in_another(models, tmp_path, 
         (place / name / "config.json").write_text("{}")
     code, found = look("--folder", place)
     assert (code, list(found)) == (0, [str(place / "a" / "model"), str(place / "b")])
+
+
+def test_one_model_that_cannot_be_read_does_not_stop_the_others(place, connected, models, tmp_path):
+    """Of a LoRA adapter with DoRA's factors, only the configuration can be read."""
+    place("lab/new", "new")
+    place("lab/old", "old", "new_version: lab/new")
+    base = timm.create_model("test_vit", num_classes=3)
+    made = peft.get_peft_model(base, peft.LoraConfig(target_modules=["qkv"], use_dora=True))
+    made.peft_config["default"].base_model_name_or_path = "lab/old"
+    made.save_pretrained(tmp_path / "dora")
+    connected.repository("ada/dora", files(tmp_path / "dora"))
+    place("ada/birds", "birds", "base_model: lab/old")
+    code, found = look("ada/dora", "ada/birds", "ada/dora")
+    assert code in (1, 3)
+    assert found["ada/birds"]["command"]
+
+
+def test_a_language_model_of_an_independent_base_gets_no_command(connected, tmp_path):
+    for name, model in {"old": make_lm(0), "new": make_lm(1), "law": shake(make_lm(0), 0.05, 1)}.items():
+        save_lm(model, tmp_path / name)
+    connected.repository("lab/new", files(tmp_path / "new"))
+    connected.repository("lab/old", files(tmp_path / "old", "new_version: lab/new"))
+    connected.repository("ada/law", files(tmp_path / "law", "base_model: lab/old"))
+    _, found = look("ada/law")
+    assert found["ada/law"]["command"] is None
+    assert any("takes no images" in note for note in found["ada/law"]["notes"])

@@ -165,6 +165,7 @@ def test_what_cannot_be_seen_is_neither_well_nor_wrong():
         "tuned base",
         "head only",
         "swapped",
+        "another base",
     }
 
 
@@ -197,3 +198,15 @@ def test_check_sees_classes_without_images(tmp_path, labelled):
     assert "there is no test image of 1" in next(each.found for each in found.gates if each.name == "missing classes")
     assert next(each.found for each in found.gates if each.name == "swapped") == ""
     assert found.problems == ()
+
+
+def test_a_model_of_another_base_leads_the_verdict():
+    unlike = RelationFacts(0.999, 0.01, "same lineage", {}, 0.02, 1.4, 1.4, 0.02)
+    found = look_at_gates(Evidence(unlike))
+    assert list_errors(found) == []
+    assert "does not resemble the old base (cosine 0.020)" in list_warnings(found)[0]
+
+
+def test_distances_that_are_nearly_the_same_are_told_apart():
+    close = RelationFacts(0.999, 1.0, "drifted", {}, 0.06, 0.0602, 0.0601, 1.0)
+    assert "(6.01% of the old base's norm away, not 6.02%)" in list_warnings(look_at_gates(Evidence(close)))[0]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -550,3 +551,91 @@ def test_sharded_weights_of_classifiers_load_like_any_other(tmp_path, labelled, 
     found = load_checkpoint(tmp_path / "sharded").weights
     assert all(torch.equal(each, found[name]) for name, each in whole.weights.items())
     assert rt.check(vit, tmp_path / "sharded", vit).compatible is False  # it is the old base, and nothing else is wrong
+
+
+# ---- what a stranger's tuned model may not do
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_copy_of_tied_embeddings_leaves_them_tied(tmp_path, stored):
+    """A tuned model that was saved untied says so in its config.json; the result has one table, and is tied."""
+    trio = save_trio(tmp_path, tie_word_embeddings=True)
+    rewrite(trio["src_ft"], lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
+    if stored:
+        rewrite(trio["src_base"], lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
+    change_config(trio["src_ft"], tie_word_embeddings=False)
+    port(trio, tmp_path / "out")
+    _, about = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert about["missing_keys"] == set()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+def test_entries_that_load_something_are_not_copied(trio, tmp_path):
+    change_config(trio["src_ft"], _attn_implementation="evil/kernel", quantization_config={"load_in_4bit": True})
+    done = port(trio, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config.keys() & {"_attn_implementation", "quantization_config"} == set()
+    assert sum("not copied" in note for note in done.document.notes) == 2
+
+
+def test_a_tuned_model_of_another_base_is_refused(trio, tmp_path):
+    save_lm(make_lm(9), trio["src_ft"])
+    with pytest.raises(rt.PortError, match=r"does not resemble the old base.*--src-base"):
+        port(trio, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    done = port(trio, tmp_path / "out", force_relation=True)
+    assert done.verdict.startswith("Check first: the tuned model does not resemble the old base")
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.bias"])
+def test_a_new_base_with_more_layers_is_another_architecture(trio, tmp_path, name):
+    rewrite(trio["new_base"], lambda weights: weights.update({name: torch.ones(4)}))
+    with pytest.raises(rt.ModelError, match="one architecture"):
+        port(trio, tmp_path / "out")
+
+
+def test_modules_of_transformers_make_a_folder_that_it_loads(trio, tmp_path):
+    sides = (AutoModelForCausalLM.from_pretrained(trio[side]) for side in ("src_base", "src_ft", "new_base"))
+    rt.port(*sides, "none", out=tmp_path / "out")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, tensor in add(trio).items():
+        assert torch.equal(found.state_dict()[name], tensor)
+
+
+def test_check_knows_ports_without_images(trio, tmp_path):
+    sides = [trio[side] for side in ("src_base", "src_ft", "new_base")]
+    found = rt.check(*sides, "none")
+    assert found.compatible
+    assert found.relation.word == "same lineage"
+    assert found.sides["tuned"].architecture == "LlamaForCausalLM"
+    save_lm(make_lm(9), trio["new_base"])
+    assert "independent" in rt.check(*sides, "none").problems[0]
+    net = timm.create_model("test_resnet", num_classes=3)
+    for side in sides:
+        save_model(tmp_path / f"{side.name}-resnet", net.state_dict(), load_checkpoint(net))
+    assert "BatchNorm" in rt.check(*(tmp_path / f"{side.name}-resnet" for side in sides), "none").problems[0]
+
+
+def test_an_index_that_names_nothing(trio, tmp_path):
+    (trio["src_ft"] / "model.safetensors").unlink()
+    (trio["src_ft"] / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(rt.ModelError, match=r"index\.json' names no files"):
+        port(trio, tmp_path / "out")
+
+
+def test_room_that_finished_shards_have_taken_is_not_asked_for_again(tmp_path, monkeypatch):
+    trio, out = save_trio(tmp_path, max_shard_size="8KB"), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_retarget.porting.streamed.write_index", lambda *_: _interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            port(trio, out)
+    taken = sum(path.stat().st_size for path in (tmp_path / ".out.work" / "model").glob("*.safetensors"))
+    asked = []
+    monkeypatch.setattr("hf_retarget.porting.streamed.check_room", lambda folder, needed: asked.append(needed))
+    port(trio, out, resume=True)
+    assert taken > 0
+    assert asked[0] <= 0
+
+
+def _interrupt():
+    raise KeyboardInterrupt

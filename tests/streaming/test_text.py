@@ -134,7 +134,7 @@ def test_texts_of_lines_and_of_json(tmp_path):
         ("a.txt", b"one line\n", "fewer than two texts"),
         ("a.txt", b"a\nb\n", "have more than one token"),
         ("a.txt", b"\xff\xfe\x00", "cannot be read"),
-        ("a.jsonl", b'{"text": "a b"}\n["text"]\n', "line 2 of .* is no JSON object with an entry 'text'"),
+        ("a.jsonl", b'{"text": "a b"}\n["text"]\n', "line 2 of .* is no JSON object with a string as 'text'"),
         ("a.jsonl", b"{no", "line 1"),
     ],
 )
@@ -227,3 +227,22 @@ def test_the_command_prints_a_table_and_a_verdict(taught, texts, tmp_path):
     assert "LOSS PER TOKEN" in done.stdout
     assert "Worth it:" in done.stdout
     assert "report.html" in done.stderr
+
+
+def test_a_loss_that_is_not_finite_is_one_line_and_the_sum_is_kept(taught, texts, tmp_path, monkeypatch):
+    broken = AutoModelForCausalLM.from_pretrained(taught["src_base"])
+    broken.lm_head.weight.data *= 1e38
+    save_lm(broken, tmp_path / "large")
+    large = {**taught, "src_base": tmp_path / "large"}
+    with pytest.raises(rt.NotFiniteError, match=r"the old base on text 1.*leave out --text"):
+        port(large, tmp_path / "out", text=texts, force_relation=True)
+    written = next((tmp_path / ".out.work" / "model").glob("*.safetensors")).stat().st_mtime_ns
+    port(large, tmp_path / "out", resume=True, force_relation=True)
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("line", ['{"text": null}', '{"text": 3}', "[]"])
+def test_an_entry_that_is_no_text(tmp_path, line):
+    (tmp_path / "texts.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
+    with pytest.raises(rt.DataError, match="line 2"):
+        read_texts(tmp_path / "texts.jsonl")
