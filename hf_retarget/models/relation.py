@@ -65,9 +65,8 @@ def measure_relation(
     length, _, _, tuning, apart, to_new = total.tolist()
     lengths = [math.sqrt(each / max(length, 1e-30)) for each in (apart, tuning, to_new)]
     word = LINEAGE if drift is None or drift <= NEAR else DRIFTED  # None: only the head was tuned
-    return RelationFacts(
-        cosine, drift, word if cosine >= RELATED else INDEPENDENT, tensors, *lengths, median(alike or [1.0])
-    )
+    word = word if cosine >= RELATED else INDEPENDENT
+    return RelationFacts(cosine, drift, word, tensors, *lengths, resemblance=median(alike or [1.0]))
 
 
 def _find_cosine_and_drift(sums: Tensor) -> tuple[float, float | None]:
