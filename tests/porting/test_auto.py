@@ -418,7 +418,7 @@ def test_a_split_to_choose_on_can_be_named(tuned, related, colours, tmp_path):
     recipe = make_recipe(data__validation_split="valid")
     document = rt.port(*tuned, related, tmp_path / "images", recipe=recipe).document
     assert document.data.images["validation"] == document.data.images["test"]
-    with pytest.raises(rt.DataError, match="trained or tested on"):
+    with pytest.raises(rt.DataError, match="used to train or test"):
         rt.port(*tuned, related, colours, recipe=make_recipe(data__validation_split="train"))
 
 
