@@ -1,24 +1,24 @@
-"""Everything that can go wrong for a reason the user can act on.
+"""The exceptions of this package, for everything the user can act on.
 
     RetargetError
-    ├── ModelError            a model reference that cannot be resolved or built, or models that do not fit together
-    │   └── AdapterError          an adapter where a whole model is needed
-    ├── DataError             images or labels that cannot be read, or do not fit the model
-    ├── RecipeError           a recipe with an unknown field or a value that cannot be
-    ├── PortError             a port that cannot start, go on or be saved
-    │   ├── FinishedError         there is nothing to resume: the run is finished
-    │   └── NotFiniteError        a weight, a statistic, a gradient or an answer is NaN or infinite
-    ├── LockedError           another run is working on the same folder
-    ├── PublishError          a model that cannot be pushed to the Hub, or did not arrive there as it is here
-    ├── TraceError            a model that cannot be exported, or an example that does not fit it
-    ├── RuleError             an operator rule that is malformed, or registered twice
-    ├── MatchError            gradients, trajectories or options that cannot be matched
-    └── PermutationError      a permutation, graph or tensor that do not belong together
-        ├── GraphMismatchError    the fingerprints differ
-        └── TensorMismatchError   a tensor has an unknown name or the wrong shape
+    ├── ModelError
+    │   └── AdapterError
+    ├── DataError
+    ├── RecipeError
+    ├── PortError
+    │   ├── FinishedError
+    │   └── NotFiniteError
+    ├── LockedError
+    ├── PublishError
+    ├── TraceError
+    ├── RuleError
+    ├── MatchError
+    └── PermutationError
+        ├── GraphMismatchError
+        └── TensorMismatchError
 
-A message says what happened, where, and what to do next. Inner code raises the fact, the layer above
-adds the place, and the command line alone prints.
+A message says what happened, where, and what to do next. Inner code states the fact, the layer above adds the place,
+and only the command line prints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 
 class RetargetError(Exception):
-    """The root of all errors this package raises on purpose.
+    """The base class of all errors that this package raises on purpose.
 
     Example:
         >>> try:
@@ -48,7 +48,7 @@ class AdapterError(ModelError):
     def __init__(self, message: str, adapter: Any = None) -> None:
         super().__init__(message)
         self.adapter = adapter
-        """The adapter, for those who can read one."""
+        """The adapter, for callers that can use one."""
 
 
 class DataError(RetargetError):
@@ -56,19 +56,19 @@ class DataError(RetargetError):
 
 
 class RecipeError(RetargetError):
-    """A recipe has an unknown field or a value that cannot be."""
+    """A recipe has an unknown field or an invalid value."""
 
 
 class PortError(RetargetError):
-    """A port cannot start, go on or be saved."""
+    """A port cannot start, continue or be saved."""
 
 
 class FinishedError(PortError):
-    """A run that was to be resumed is finished already."""
+    """There is nothing to resume: the run is finished."""
 
 
 class NotFiniteError(PortError):
-    """A weight, a statistic, a gradient or an answer of a model is NaN or infinite."""
+    """A weight, a statistic, a gradient or an output of a model is NaN or infinite."""
 
 
 class LockedError(RetargetError):
@@ -76,7 +76,7 @@ class LockedError(RetargetError):
 
 
 class PublishError(RetargetError):
-    """A model cannot be pushed to the Hub, or did not arrive there as it is here."""
+    """A model cannot be pushed to the Hub, or the pushed files differ from the local ones."""
 
 
 class TraceError(RetargetError):
@@ -84,15 +84,15 @@ class TraceError(RetargetError):
 
 
 class RuleError(RetargetError):
-    """An operator rule is malformed or registered twice."""
+    """An operator rule is malformed, or registered more than once."""
 
 
 class MatchError(RetargetError):
-    """Gradients, a trajectory or options that cannot be matched."""
+    """Gradients, a trajectory or options cannot be used for matching."""
 
 
 class PermutationError(RetargetError):
-    """A permutation, a graph or a tensor do not belong together."""
+    """A permutation, a graph and a tensor do not belong together."""
 
 
 class GraphMismatchError(PermutationError):

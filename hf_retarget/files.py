@@ -1,4 +1,4 @@
-"""Files that are wholly there or not at all, even after a power cut; checksums, hashes, and locks on folders."""
+"""Atomic, durable writes; checksums and hashes; locks on folders."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _FACTS = "hf-retarget"
 _CHECKSUM = "sha256"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp|\.tmp\w{6}", re.ASCII)
-"""What `atomic_path` and safetensors call their files until they are finished."""
+"""Names of unfinished files of `atomic_path` and safetensors."""
 
 
 class DamagedFileError(OSError):
-    """A file does not hold what was written to it."""
+    """The content of a file is not what was written to it."""
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`; moved there, durably, if the block succeeds and removed if it does not.
+    """Yield a temporary path that becomes `path`, durably, if the block succeeds, and is removed otherwise.
 
     Example:
         >>> import tempfile
@@ -54,7 +54,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        umask = os.umask(0)  # mkstemp makes private files; the result should look like any other new file
+        umask = os.umask(0)  # mkstemp makes private files; the result gets the usual permissions
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         move_durably(temporary, target)
@@ -63,9 +63,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def move_durably(source: Path, target: Path) -> None:
-    """Rename a file or a whole folder so that a power cut leaves the old state or the new one, and no mixture.
+    """Rename a file or folder so that a power cut leaves either the old state or the new one.
 
-    Everything below `source` reaches the disk before the rename, and the rename before this returns.
+    Everything below `source` is synced before the rename, and the rename itself before this returns.
     """
     sync_all(source)
     os.replace(source, target)
@@ -75,14 +75,14 @@ def move_durably(source: Path, target: Path) -> None:
 
 
 def sync_all(place: Path) -> None:
-    """Bring a file, or a folder and everything below it, to the disk."""
+    """Sync a file, or a folder and everything below it, to disk."""
     for path in (*place.rglob("*"), place):
         if (path.is_file() or path.is_dir()) and not path.is_symlink():
             _sync(path)
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those above it, durably; those that had to be made, the innermost first."""
+    """Create a folder and its parents durably; return the ones created, innermost first."""
     absent = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(absent):
@@ -91,25 +91,25 @@ def make_folder(folder: Path) -> list[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, wholly or not at all."""
+    """Write a text file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write a JSON document, wholly or not at all; a number that is not finite becomes null."""
+    """Write a JSON document atomically; NaN and infinity become null."""
     write_text(path, to_json(content) + "\n")
 
 
 def to_json(content: Any, *, indent: int | None = 2) -> str:
-    """JSON as other programs read it: NaN and infinity, which JSON does not have, become null.
+    """Serialize to strict JSON: NaN and infinity become null.
 
     Example:
         >>> to_json({"loss": float("nan"), "top1": 0.5}, indent=None)
         '{"loss": null, "top1": 0.5}'
     """
     text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
-    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # JSON leaves some of them as they are
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # JSON does not escape all of them
 
 
 def _finite(value: Any) -> Any:
@@ -128,19 +128,19 @@ def save_record(path: str | Path, facts: Mapping[str, Any]) -> None:
 
 
 def load_record(path: str | Path) -> dict[str, Any]:
-    """Read what `save_record` wrote; OSError or ValueError says why it cannot be believed."""
+    """Read what `save_record` wrote; raise OSError or ValueError if it is damaged."""
     return _unseal(read_json(path, MAX_DOCUMENT_BYTES), {})
 
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:
-    """Remove temporary files that a killed process left in a folder and those below; call it while holding the lock."""
+    """Remove temporary files that a killed process left in a folder and its subfolders. Hold the lock while calling."""
     for path in folder.rglob(".*tmp*") if below else folder.glob(".*tmp*"):
         if _TEMPORARY.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder; its files take no room on disk twice where the file system has hard links."""
+    """Copy a folder, with hard links instead of copies where the file system supports them."""
 
     def copy(one: str, other: str) -> None:
         try:
@@ -152,9 +152,9 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder all at once: it gets another name first, so that half of it is never found."""
+    """Remove a folder atomically: it is renamed first, so that it never exists in part."""
     doomed = folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(doomed, ignore_errors=True)  # of a process that was killed while it did this
+    shutil.rmtree(doomed, ignore_errors=True)  # left by a process that was killed here
     if folder.exists():
         os.replace(folder, doomed)
         _sync(folder.parent)
@@ -162,7 +162,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors, some facts about them and a checksum as safetensors, the same bytes for the same content.
+    """Write tensors, facts about them and a checksum as safetensors; equal content gives equal bytes.
 
     Example:
         >>> import tempfile, torch
@@ -171,13 +171,13 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], facts: dict[str, 
         ...     load_tensors(Path(folder, "state.safetensors"))
         ({'w': tensor([1.])}, {'step': 3})
     """
-    # One entry only: safetensors writes several in an order that changes from process to process.
+    # A single metadata entry: safetensors writes several in an order that varies between processes.
     kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_tensors(path, kept, {_FACTS: json.dumps(_seal(facts, kept), sort_keys=True)})
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, wholly or not at all; OSError if that fails, as for any other file."""
+    """Write a safetensors file atomically; raise OSError if that fails."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -189,9 +189,9 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; any other safetensors file has no facts.
+    """Read what `save_tensors` wrote; for any other safetensors file, the facts are empty.
 
-    Raises OSError if the file cannot be read, and DamagedFileError if it is not what was written.
+    Raises OSError if the file cannot be read, and DamagedFileError if its content has changed.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -200,16 +200,16 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             content = parse_json((file.metadata() or {}).get(_FACTS, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, ValueError, RuntimeError, OverflowError, TypeError) as error:
-        raise OSError(str(error).partition("\n")[0]) from error  # torch adds a page about itself
+        raise OSError(str(error).partition("\n")[0]) from error  # torch appends its own stack
     if not isinstance(content, dict):
-        raise DamagedFileError("its metadata is no object")
-    if _CHECKSUM not in content:  # not ours, or of a version that wrote no checksums
+        raise DamagedFileError("its metadata is not an object")
+    if _CHECKSUM not in content:  # not ours, or written before there were checksums
         return tensors, content
     return tensors, _unseal(content, tensors)
 
 
 def _seal(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The facts, as they come back from a file (tuples are lists), with a checksum of them and of the tensors."""
+    """The facts as read back from a file (tuples become lists), with a checksum of them and the tensors."""
     content = json.loads(to_json(facts))
     text = json.dumps(content, sort_keys=True) + (hash_tensors(tensors) if tensors else "")
     return {"facts": content, _CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
@@ -232,14 +232,14 @@ def hash_file(path: Path) -> str:
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """The sha256 of each file of a folder, those of folders in it left out."""
+    """The sha256 of each file in a folder, subfolders excluded."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
     with ThreadPoolExecutor() as pool:
         return dict(zip((path.name for path in paths), pool.map(hash_file, paths), strict=True))
 
 
 def hash_tensors(weights: Mapping[str, Tensor]) -> str:
-    """The sha256 of names, dtypes, shapes and numbers, for weights that are in no file.
+    """The sha256 of names, dtypes, shapes and values, for weights that are not in a file.
 
     Example:
         >>> import torch
@@ -266,15 +266,15 @@ def _sync(path: Path) -> None:
 
 # ---- locks
 
-_TRIES = 100  # holders that may remove the lock while we reach for it
+_TRIES = 100  # times that the lock file may be removed while we acquire it
 _NOT_SUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
-    """Hold the lock of an output folder while the block runs; a second run fails at once and is told who holds it.
+    """Hold the lock of an output folder while the block runs; a second run fails at once and names the holder.
 
-    The lock is the hidden file `.NAME.lock` beside the folder. A killed process leaves it behind, but does not hold it.
+    The lock is the hidden file `.NAME.lock` beside the folder. A killed process leaves the file behind, unlocked.
 
     Example:
         >>> import tempfile
@@ -300,7 +300,7 @@ def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
 
     with lock_entry(folder, refuse):
         owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        note.write_text(to_json(owner) + "\n", encoding="utf-8")  # not atomic: a torn note is as good as none
+        note.write_text(to_json(owner) + "\n", encoding="utf-8")  # not atomic: a torn note is ignored
         try:
             yield
         finally:
@@ -309,16 +309,16 @@ def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
 
 @contextmanager
 def lock_entry(path: Path, taken: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a file or folder that runs share, the hidden file `.NAME.lock` beside it.
+    """Hold the lock of a file or folder shared by runs: the hidden file `.NAME.lock` beside it.
 
-    If another process holds it, `taken` is called; unless that raises an error, this waits.
+    If another process holds it, call `taken`, then wait unless that raised an error.
     """
     from filelock import FileLock
 
     place = path.with_name(f".{path.name}.lock")
     made: list[Path] = []
     seen: list[os.stat_result] = []
-    # A soft lock would outlive its process, and is not asked for.
+    # A soft lock would outlive its process.
     lock = FileLock(place, fallback_to_soft=False, on_acquired=lambda handle: seen.append(os.fstat(handle)))
     try:
         for _ in range(_TRIES):
@@ -327,7 +327,7 @@ def lock_entry(path: Path, taken: Callable[[], None]) -> Iterator[None]:
                 _acquire(lock, place, taken)
                 if os.path.samestat(place.stat(), seen[-1]):
                     break
-            lock.release()  # its last holder has removed it, maybe with its folder: the next one locks a new file
+            lock.release()  # the previous holder has removed the file: lock a new one
         else:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
         try:
@@ -336,13 +336,13 @@ def lock_entry(path: Path, taken: Callable[[], None]) -> Iterator[None]:
             place.unlink(missing_ok=True)
             lock.release()
     finally:
-        for folder in made:  # only those that were made for the lock, and that nothing was put into
+        for folder in made:  # those created for the lock, if still empty
             with suppress(OSError):
                 folder.rmdir()
 
 
 def _acquire(lock: BaseFileLock, place: Path, taken: Callable[[], None]) -> None:
-    """Acquire a lock, or say what to do on a file system that has no locks."""
+    """Acquire a lock, or explain what to do on a file system without locks."""
     from filelock import Timeout
 
     try:
@@ -355,6 +355,6 @@ def _acquire(lock: BaseFileLock, place: Path, taken: Callable[[], None]) -> None
         if isinstance(error, OSError) and error.errno not in _NOT_SUPPORTED:
             raise
         raise LockedError(
-            f"the file system of '{place.parent}' has no locks; write to another one, or say --no-lock "
+            f"the file system of '{place.parent}' has no locks; write to another one, or pass --no-lock "
             "if no other run works there"
         ) from error

@@ -1,13 +1,12 @@
-"""Calls to the Hub: retried while it is in trouble, files compared by hash, errors explained. Imports no torch.
+"""Calls to the Hub: retries, verification of downloads by hash, and explained errors. Does not import torch.
 
-The client repeats some calls itself (downloads, five times) and others never (whoami, model_info, commits); it waits
-as long as the Hub asks for, and forever for an answer. Within `ask`, every call is repeated, and trouble ends after
-`HF_RETARGET_HUB_PATIENCE` seconds.
+The client retries some calls itself (downloads, five times) and others never (whoami, model_info, commits); it waits
+as long as the Hub asks for, and forever for an answer. `ask` retries every call, and gives up after
+`HF_RETARGET_HUB_PATIENCE` seconds without success.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -18,23 +17,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 from urllib.request import getproxies
 
 from huggingface_hub import errors, get_token, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # the HTTP library's root
 from huggingface_hub.utils import _http
+from huggingface_hub.utils.sha import git_hash
 
 from hf_retarget.errors import RetargetError
 from hf_retarget.files import hash_file
 
 PATIENCE = "HF_RETARGET_HUB_PATIENCE"
-"""The environment variable with the seconds that the Hub may be busy or unreachable before a call gives up."""
+"""The environment variable with the number of seconds after which calls to an unavailable Hub give up."""
 
 _SECONDS = 60.0
 _ATTEMPTS = 6
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
-_CONNECT, _ANSWER = 10.0, 30.0  # seconds, where the client would wait forever
+_CONNECT, _ANSWER = 10.0, 30.0  # timeouts in seconds where the client has none
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 _LOGGER = logging.getLogger(__name__)
 
@@ -42,20 +42,20 @@ T = TypeVar("T")
 
 
 class GaveUp(Exception):
-    """The Hub was in trouble for too long. Not an error of the client's, which would try again."""
+    """The Hub was unavailable for too long. Not one of the client's errors, as the client would retry those."""
 
 
 class UnknownHost(errors.OfflineModeIsEnabled):
-    """The name of the Hub cannot be resolved. To the client that means: do not try again, take what is in the cache."""
+    """The host name of the Hub cannot be resolved. The client then uses its cache, without retrying."""
 
 
 # ---- asking
 
 
 def ask(call: Callable[[], T]) -> T:
-    """Call the client, repeatedly while the Hub is busy or unreachable and there is patience left.
+    """Call the client, and retry while the Hub is busy or unreachable.
 
-    The call must be safe to repeat. Raises the client's own error, or `GaveUp`; `explain` puts both into words.
+    The call must be safe to repeat. Raises the client's own error, or `GaveUp`; `explain` describes both.
     """
     clean_token(get_token())  # of the login or HF_TOKEN: the client would quote a malformed one in its errors
     text, waited, wait = os.environ.get(PATIENCE, ""), 0.0, _FIRST_WAIT
@@ -81,7 +81,7 @@ def ask(call: Callable[[], T]) -> T:
 
 
 class _Watch:
-    """Measures how long there has been nothing but trouble; called for every request, from any thread."""
+    """Measures how long the Hub has been unavailable; called for every request, from any thread."""
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
@@ -91,13 +91,13 @@ class _Watch:
         self._unanswered: set[int] = set()  # threads
 
     def before(self, request: Any) -> None:
-        """Set time limits where the client has none; stop if there has been nothing but trouble for too long."""
+        """Set timeouts where the client has none; give up if the Hub has been unavailable for too long."""
         limits, longest = request.extensions.get("timeout", {}), max(self.patience, _ANSWER)
         ours = {"connect": _CONNECT, "read": longest, "write": longest}
         request.extensions["timeout"] = {**limits, **{k: v for k, v in ours.items() if limits.get(k) is None}}
         now, thread = time.monotonic(), threading.get_ident()
         with self._lock:
-            if thread in self._unanswered:  # the previous request got no answer, and its end is not reported
+            if thread in self._unanswered:  # the previous request failed without an answer
                 self._since = self._since or now
                 _check_host(request.url.host)
             if self._since is not None and now - self._since >= self.patience:
@@ -105,7 +105,7 @@ class _Watch:
             self._unanswered.add(thread)
 
     def after(self, response: Any) -> None:
-        """Record whether the answer was trouble; stop if the Hub asks for more patience than there is."""
+        """Record whether the Hub is available; give up if it asks for a longer wait than allowed."""
         now, wait = time.monotonic(), _retry_after(response)
         with self._lock:
             self._unanswered.discard(threading.get_ident())
@@ -119,9 +119,9 @@ class _Watch:
 
 
 def _check_host(host: str) -> None:
-    """Without a connection, names are not resolved: a minute more would change nothing, unless patience was asked for.
+    """Raise `UnknownHost` if the host name cannot be resolved, unless the user has set a patience.
 
-    Behind a proxy, it is the proxy that resolves them.
+    Without a connection, waiting would not help. Behind a proxy, it is the proxy that resolves names.
     """
     if not os.environ.get(PATIENCE) and not getproxies():
         try:
@@ -151,7 +151,7 @@ def _watching(patience: float) -> Iterator[None]:
 
 
 def _add_hooks(session: Any) -> Any:
-    """Let a session of the client report requests and answers to the newest watch."""
+    """Make a session of the client report requests and responses to the newest watch."""
 
     def report(how: Callable[[_Watch, Any], None], message: Any) -> None:
         if _WATCHES:
@@ -171,13 +171,13 @@ def _retry_after(response: Any) -> float:
     return float(text) if text.isdigit() else 0.0
 
 
-# ---- comparing: the client stores a file under its hash, and never compares them
+# ---- verifying: the client stores a file under its hash without checking it
 
 _SHA256, _GIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
 
 
 def named_hash(path: Path) -> str | None:
-    """The hash that the Hub names for a cached file: sha256 of large files, git's id of small ones; None if unknown."""
+    """The hash that the Hub gives for a cached file: the sha256 of a large file, git's id of a small one; or None."""
     blob = Path(os.path.realpath(path))
     known = _SHA256.fullmatch(blob.name) or _GIT.fullmatch(blob.name)
     return blob.name if known and blob.parent.name == "blobs" else None
@@ -189,63 +189,46 @@ def is_cached(path: Path) -> bool:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a cached file has the hash it is stored under; True if it is not stored under one."""
+    """Whether a cached file has the hash it is stored under; True if there is no such hash."""
     expected = named_hash(path)
     if expected is None:
         return True
-    if _SHA256.fullmatch(expected):
-        return expected == hash_file(path)
-    with path.open("rb") as file:
-        return expected == hash_git(file, path.stat().st_size)
-
-
-def hash_git(file: BinaryIO, size: int) -> str:
-    """Git's id of a file: the sha1 of its length and content.
-
-    Example:
-        >>> import io
-        >>> hash_git(io.BytesIO(b""), 0)
-        'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
-    """
-    digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
+    return expected == (hash_file(path) if _SHA256.fullmatch(expected) else git_hash(path.read_bytes()))
 
 
 def drop(path: Path) -> None:
-    """Remove a damaged file from the cache, so that it is fetched again."""
+    """Remove a damaged file from the cache, so that it is downloaded again."""
     Path(os.path.realpath(path)).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def fetch_whole(fetch: Callable[[], Path], what: str, kind: type[RetargetError] = RetargetError) -> Path:
-    """Fetch a file and compare its hash; a damaged one is fetched once more, then refused with a `kind` of error."""
+    """Fetch a file and verify its hash; refetch a damaged one once, then raise `kind`."""
     path = fetch()
     if not is_whole(path):
         drop(path)
         try:
             path = fetch()
         except RetargetError as error:
-            raise type(error)(f"the cached copy of {what} was damaged and is removed; {error}") from error
+            raise type(error)(f"the cached copy of {what} was damaged and has been removed; {error}") from error
         if not is_whole(path):
             drop(path)
-            raise kind(f"{what} does not have the hash that the Hub names for it, in two downloads; try again later")
+            raise kind(f"{what} does not have the hash that the Hub gives for it, in two downloads; try again later")
     return path
 
 
-# ---- explaining: the client's errors share no root, and some are those of the HTTP library
+# ---- explaining: the client's errors have no common base class, and some are those of the HTTP library
 
 
 def clean_token(token: str | None) -> str | None:
-    """A token without the white space that copying adds; the error about a malformed one does not quote it.
+    """Strip white space from a token; the error about a malformed token does not quote it.
 
     Example:
         >>> clean_token(" hf_abc ")
         'hf_abc'
     """
     if not isinstance(token, str):
-        return token  # False: the client sends none at all
+        return token  # False: the client sends no token
     stripped = token.strip()
     if not stripped:
         return None
@@ -255,18 +238,18 @@ def clean_token(token: str | None) -> str | None:
 
 
 def is_trouble(error: BaseException) -> str | None:
-    """The reason, if an error may pass with time; None if it will not."""
+    """The reason, if an error is temporary; else None."""
     cause = find_cause(error)
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
         return _name_status(status) if status in _BUSY else None
-    if isinstance(cause, HTTPError):  # one without an answer
+    if isinstance(cause, HTTPError):  # without a response
         return f"no connection ({one_line(cause)})"
     return None
 
 
 def find_cause(error: BaseException) -> BaseException:
-    """The error of the Hub or the connection among the causes of an error; the error itself if there is none."""
+    """The error of the Hub or the connection that caused an error; the error itself if there is none."""
     seen = error
     while not isinstance(seen, (GaveUp, UnknownHost, HTTPError)) and seen.__cause__ is not None:
         seen = seen.__cause__
@@ -274,17 +257,17 @@ def find_cause(error: BaseException) -> BaseException:
 
 
 def token_was_refused(error: BaseException) -> bool:
-    """Whether the Hub does not know the token; without one, it answers the same for a private repository."""
+    """Whether the Hub refused the token. (Without a token, it gives the same answer for a private repository.)"""
     response = getattr(find_cause(error), "response", None)
     return response is not None and response.status_code == 401 and "authorization" in response.request.headers
 
 
 def explain(error: BaseException, repository: str, revision: str | None = None, *, kind: str = "model") -> str | None:
-    """What an error of the client means, and what to do next; None for any other error.
+    """What an error of the client means and what to do about it; None for any other error.
 
     Example:
         >>> explain(GaveUp("it is busy (503)"), "org/name")
-        "the Hub could not be asked for 'org/name': it is busy (503); try again later"
+        "the Hub could not be reached for 'org/name': it is busy (503); try again later"
     """
     cause = find_cause(error)
     if isinstance(cause, errors.GatedRepoError):
@@ -303,11 +286,11 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
     if isinstance(cause, errors.HFValidationError):
         return f"'{repository}' is not a valid name on the Hub: {one_line(cause)}"
     if isinstance(cause, errors.OfflineModeIsEnabled) and not isinstance(cause, UnknownHost):
-        return f"offline mode is on, so the Hub cannot be asked for '{repository}'; unset HF_HUB_OFFLINE"
+        return f"'{repository}' cannot be looked up on the Hub in offline mode; unset HF_HUB_OFFLINE"
     if isinstance(cause, HfHubHTTPError) and cause.response.status_code == 403:
-        return f"the Hub forbids it for '{repository}': {_message(cause)}; use a token with the right to do it"
+        return f"the Hub denies access to '{repository}': {_message(cause)}; use a token with the required permission"
     if reason := cause if isinstance(cause, GaveUp | UnknownHost) else is_trouble(cause):
-        return f"the Hub could not be asked for '{repository}': {reason}; try again later"
+        return f"the Hub could not be reached for '{repository}': {reason}; try again later"
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
         return f"the Hub answered {status} for '{repository}': {_message(cause)}; is the name right?"
@@ -327,12 +310,12 @@ def explained(
     *,
     words: Callable[[BaseException], str | None] | None = None,
 ) -> Iterator[None]:
-    """Turn the client's errors into one of ours, explained by `explain` or in other words."""
+    """Turn the client's errors into a `kind` of ours, in the words of `explain` or of `words`."""
     try:
         yield
     except RetargetError:
         raise
-    except Exception as error:  # the client's errors share no root, and threads wrap them in others
+    except Exception as error:  # the client's errors have no common base class, and threads wrap them
         if (found := words(error) if words else explain(error, repository, revision)) is None:
             raise
         raise kind(found) from error
@@ -343,5 +326,5 @@ def _message(error: BaseException) -> str:
 
 
 def one_line(error: object) -> str:
-    """The message of an error on one line, not longer than people read."""
+    """The message of an error on one line, shortened."""
     return " ".join(str(error).split())[:300] or type(error).__name__

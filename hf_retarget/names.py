@@ -1,4 +1,4 @@
-"""Names of files, formats and choices that several packages share. Importing this imports nothing else."""
+"""Names of files, formats and choices that several packages share. Imports nothing."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ COMPANIONS = (
     *("chat_template.jinja", "chat_template.json", "generation_config.json"),
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
 )
-"""Files that a model takes along besides its weights and its configuration; none of them is code."""
+"""Files of a model besides its weights and configuration that are copied along; none of them is code."""
 INITIAL_HEAD = "initial_head.safetensors"
-"""The head that a fine-tuning began with: what the port's head policy `given` needs."""
+"""The head that a fine-tuning started from, needed by the head policy `given`."""
 
 SPLITS = ("test", "validation", "train")
 PRECISIONS = ("no", "bf16", "fp16")
 DTYPES = ("float32", "float16", "bfloat16")
-"""What weights can be stored as."""
+"""Types in which weights can be stored."""
 
 START_HEADS = ("auto", "keep", "fresh", "zero")
-"""What a fine-tuning starts with. `keep`: the own head. `fresh`: a seeded random one. `zero`: zeros. `auto`: the
-own if the classes agree, else zeros, which is also what a port takes for the start of the fine-tuning."""
+"""The head a fine-tuning starts with. `keep`: the model's own. `fresh`: a seeded random one. `zero`: zeros. `auto`:
+its own if the classes agree, else zeros, from which a port assumes that the fine-tuning started."""
 PORT_HEADS = ("auto", "zero", "shared", "given", "own")
-"""What both bases get for a head before a port."""
+"""The head that both bases get before a port."""
 
 TARGETS = ("auto", "labels", "teacher", "both")
-"""What a port aims at: the labels of the images, what the tuned model says about them, or the mean of both."""
+"""The targets of a port: labels, the tuned model's predictions, or the mean of both."""
 
 SAVE_AS = ("model", "lora")
-"""What a port becomes: a whole model, or an adapter of its new base."""
+"""What a port is saved as: a whole model, or an adapter of the new base."""
 
 SIDES = {"source": "old base", "tuned": "tuned model", "target": "new base", "tuned_target": "tuned new base"}
-"""What code calls the models of a port, and what people read."""
+"""The models of a port: names in code, and names for users."""

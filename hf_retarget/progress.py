@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal and in a notebook, lines elsewhere."""
+"""Progress on stderr: bars on a terminal and in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BEST = "★"  # marks a row that is better than all before
-_CELL = 10  # letters, at least
+_BEST = "★"  # marks the best row so far
+_CELL = 10  # minimum width in characters
 
 
 class Progress(Protocol):
-    """Shows a person what happens. Calls to `track` may be nested: the inner one is part of an item of the outer."""
+    """Shows progress. Calls to `track` may be nested: the inner one is part of an item of the outer one."""
 
     def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-        """Yield the items, and show `doing` and how far it has come."""
+        """Yield the items while showing `doing` and how many are done."""
         yield from items
 
     def say(self, line: str) -> None:
-        """Show one line that stays."""
+        """Show a permanent line."""
 
     def row(self, cells: Mapping[str, str], line: str) -> None:
-        """Show one row of a growing table (heading → text), or the line where there is no terminal."""
+        """Show a row of a growing table (heading → text), or `line` if there is no terminal."""
 
 
 class _Silent(Progress):
@@ -48,12 +48,12 @@ class _Silent(Progress):
 
 
 SILENT: Progress = _Silent()
-"""Shows nothing."""
+"""Progress that shows nothing."""
 
 
 @contextmanager
 def status(doing: str) -> Iterator[None]:
-    """Show `doing` and the elapsed time while the block runs; nothing if stderr is no terminal."""
+    """Show `doing` and the elapsed time while the block runs, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -67,7 +67,7 @@ def status(doing: str) -> Iterator[None]:
 
 
 def watch(quiet: bool = False) -> AbstractContextManager[Progress]:
-    """Show the progress of long work while the block runs; of several processes, only the first shows any.
+    """Show progress while the block runs; among several processes, only the first does.
 
     Example:
         >>> with watch(quiet=True) as progress:
@@ -78,7 +78,7 @@ def watch(quiet: bool = False) -> AbstractContextManager[Progress]:
 
 
 def is_watched() -> bool:
-    """Whether somebody is likely to look: on a terminal, and in a notebook."""
+    """Whether stderr is a terminal or this is a notebook."""
     return sys.stderr.isatty() or _in_notebook()
 
 
@@ -88,15 +88,15 @@ def _in_notebook() -> bool:
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that prints: the only one, or the first that torchrun started."""
+    """Whether this process prints: the only one, or the first one of torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 
 class TerminalProgress:
-    """Bars that vanish when the work is done, nested ones below each other, and lines that stay.
+    """Transient bars, nested ones below each other, and permanent lines.
 
-    Where stderr is no terminal there are only the lines, and if `quiet`, nothing. In a notebook the bars are tqdm's:
-    those of rich would take the lines away with them.
+    Without a terminal there are only the lines; if `quiet`, nothing. In a notebook the bars are tqdm's: those of rich
+    would remove the lines when they are cleared.
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
@@ -108,18 +108,18 @@ class TerminalProgress:
             self._bars = _make_bars(console)
 
     def __enter__(self) -> TerminalProgress:
-        """Begin to show."""
+        """Start the bars."""
         if self._bars is not None:
             self._bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Take the bars away, however the block ended."""
+        """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()
 
     def track(self, items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-        """Yield the items, and show `doing` and how far it has come."""
+        """Yield the items while showing `doing` and how many are done."""
         if self._in_notebook:
             from tqdm.auto import tqdm
 
@@ -130,7 +130,7 @@ class TerminalProgress:
             return
         if total is None and isinstance(items, Sized):
             total = len(items)
-        is_outermost = not self._bars.live.is_started  # from Python, nobody has entered the block
+        is_outermost = not self._bars.live.is_started  # used without `with`, as from Python
         if is_outermost:
             self._bars.start()
         task = self._bars.add_task("  " * len(self._bars.tasks) + plain(doing), total=total)
@@ -144,7 +144,7 @@ class TerminalProgress:
                 self._bars.stop()
 
     def row(self, cells: Mapping[str, str], line: str) -> None:
-        """Show one row of a table that grows above the bars."""
+        """Show a row of a table above the bars."""
         if self._bars is None:
             self.say(line)
             return
@@ -160,8 +160,8 @@ class TerminalProgress:
             self._bars.console.print(Text("  ".join(padded), style=style), soft_wrap=True)
 
     def say(self, line: str) -> None:
-        """Show one line that stays, above the bars."""
-        self._headings = ()  # a table that was interrupted gets a new heading
+        """Show a permanent line above the bars."""
+        self._headings = ()  # an interrupted table repeats its heading
         if self._bars is not None:
             self._bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
@@ -185,7 +185,7 @@ def _make_bars(console: Console | None) -> Bars:
 
 
 def _text_column(write: Callable[[Task], str]) -> ProgressColumn:
-    """A column that a function from a task to text fills in."""
+    """A column whose text is a function of the task."""
     from rich.progress import ProgressColumn
     from rich.text import Text
 

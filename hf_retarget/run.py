@@ -1,4 +1,4 @@
-"""How work runs: device, processes, progress, time and versions. Importing this does not import torch."""
+"""How work runs: device, processes, progress, time and versions. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Adds up seconds by stage. Stages may be nested: while an inner one runs, the outer one stands still.
+    """Seconds per stage. Stages may be nested: while an inner one runs, the outer one is paused.
 
     Example:
         >>> clock = Clock()
@@ -61,7 +61,7 @@ class Clock:
                 self.memory[name] = most
 
     def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """What was added to each stage since `before`, an earlier copy of `seconds`."""
+        """The seconds added to each stage since `before`, an earlier copy of `seconds`."""
         spent = {name: value - before.get(name, 0.0) for name, value in self.seconds.items()}
         return {name: round(value, 3) for name, value in spent.items() if value > 0}
 
@@ -73,7 +73,7 @@ class Clock:
 
 
 def peak_memory() -> int | None:
-    """Peak memory of this process so far, in bytes; None where the system does not say."""
+    """Peak memory of this process so far, in bytes; None if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -86,7 +86,7 @@ def peak_memory() -> int | None:
 
 
 class RunArguments(TypedDict, total=False):
-    """Options that every function shares that loads models or computes."""
+    """Options shared by all functions that load models or compute."""
 
     device: str | None
     precision: str
@@ -102,25 +102,25 @@ class RunArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Where and how work runs, and how references to models are read."""
+    """Where and how work runs, and how model references are read."""
 
     device: str | None = None
-    """cpu, cuda, mps …; found if not given."""
+    """cpu, cuda, mps …; detected by default."""
     precision: str = "no"
     workers: int = 0
     """Processes that read images."""
     arch: str | None = None
-    """Architecture of weight files that do not name one."""
+    """The architecture of weight files that do not name one."""
     allow_pickle: bool = False
     token: str | None = field(default=None, repr=False)
     preprocess: Any = None
-    """What is done to images, if not what the model's configuration says (`choose_preprocess`)."""
+    """Preprocessing of images that replaces the model's own (see `choose_preprocess`)."""
     progress: Progress = field(default_factory=lambda: TerminalProgress(quiet=not (is_watched() and is_main_process())))
-    """By default, what a terminal or a notebook shows."""
+    """By default, shown on a terminal and in a notebook only."""
     quiet: bool = False
     """Show no progress."""
     command: str = ""
-    """The command line, for the record."""
+    """The command line, recorded in port.json."""
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
@@ -134,12 +134,12 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this is the process that writes files."""
         return bool(self.accelerator.is_main_process)
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How references to models are read, as keyword arguments of `load_checkpoint`."""
+        """Keyword arguments for `load_checkpoint`."""
         return {"arch": self.arch, "allow_pickle": self.allow_pickle, "token": self.token}
 
     @contextmanager
@@ -151,13 +151,13 @@ class Run:
 
 @contextmanager
 def doing_now(progress: Progress, what: str) -> Iterator[None]:
-    """Show that something of unknown length is going on."""
+    """Show a task of unknown length while the block runs."""
     for _ in progress.track(iter((None,)), what):
         yield
 
 
 def check_arguments(function: str, given: Mapping[str, Any], *known: type) -> None:
-    """Refuse keyword arguments that none of the TypedDicts `known` has, and name the closest.
+    """Refuse keyword arguments that are in none of the TypedDicts `known`, and suggest the closest.
 
     Example:
         >>> check_arguments("port", {"devices": "cpu"}, RunArguments)
@@ -171,7 +171,7 @@ def check_arguments(function: str, given: Mapping[str, Any], *known: type) -> No
 
 
 def pick(given: Mapping[str, Any], known: type) -> dict[str, Any]:
-    """Those of the arguments that a TypedDict or a dataclass has."""
+    """The arguments that a TypedDict or dataclass has."""
     return {name: value for name, value in given.items() if name in known.__annotations__}
 
 
@@ -179,7 +179,7 @@ def pick(given: Mapping[str, Any], known: type) -> dict[str, Any]:
 
 
 def choose_device(device: str | None = None, precision: str = "no") -> Accelerator:
-    """An accelerator for this process: the device accelerate finds, or the CPU if asked for.
+    """An accelerator for this process, on the device that accelerate detects or on the one given.
 
     Under torchrun the processes share the work.
 
@@ -192,14 +192,14 @@ def choose_device(device: str | None = None, precision: str = "no") -> Accelerat
 
     if precision not in PRECISIONS:
         raise RetargetError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
-    # accelerate has no public way to ask for its state or to reset it.
+    # accelerate has no public way to read or reset its state.
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
-        AcceleratorState._reset_state()  # accelerate keeps the first precision of a process, and refuses another
+        AcceleratorState._reset_state()  # accelerate allows only one precision per process
     try:
         chosen = Accelerator(cpu=device == "cpu", mixed_precision=precision)
         if _is_left_alone(chosen) and device in (None, "auto"):
-            # Where there is no GPU, accelerate lets processes work together only if it is told to use the CPU; else
-            # each would do all of the work, and write to the same places.
+            # Without a GPU, accelerate connects processes only if told to use the CPU; otherwise each would do all of
+            # the work and write to the same places.
             AcceleratorState._reset_state(reset_partial_state=True)
             chosen = Accelerator(cpu=True, mixed_precision=precision)
     except (ValueError, RuntimeError) as error:
@@ -208,10 +208,10 @@ def choose_device(device: str | None = None, precision: str = "no") -> Accelerat
         ) from error
     if device not in (None, "auto") and chosen.device.type != device.partition(":")[0]:
         raise RetargetError(
-            f"device '{device}' is not there (found '{chosen.device.type}'); leave out --device, or use 'cpu'"
+            f"device '{device}' is not available (found '{chosen.device.type}'); leave out --device, or use 'cpu'"
         )
     if _is_left_alone(chosen):
-        raise RetargetError(f"several processes cannot share '{device}'; start one, or say --device cpu")
+        raise RetargetError(f"several processes cannot share '{device}'; start only one, or use --device cpu")
     if chosen.num_processes > 1:
         atexit.unregister(_part)
         atexit.register(_part)
@@ -219,7 +219,7 @@ def choose_device(device: str | None = None, precision: str = "no") -> Accelerat
 
 
 def in_main_process(work: Callable[[], T]) -> T | None:
-    """Do something in the main process while the others wait; if it fails, it fails in all of them.
+    """Run `work` in the main process while the others wait; an error is raised in all of them.
 
     Example:
         >>> in_main_process(lambda: 3)
@@ -239,14 +239,14 @@ def in_main_process(work: Callable[[], T]) -> T | None:
 
 
 def from_main_process(value: T) -> T:
-    """The value that the main process has, in all of them."""
+    """Broadcast a value of the main process to all processes."""
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([value])[0]  # type: ignore[no-any-return]
 
 
 def leave(code: int) -> None:
-    """End this process, one of several, at once: torch's own threads may abort one that ends as usual."""
+    """Exit one of several processes immediately: in a regular exit, torch's threads may abort it."""
     _part()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -254,7 +254,7 @@ def leave(code: int) -> None:
 
 
 def _part() -> None:
-    """Close the connections between processes: one that ends with them open may be aborted, and so has failed."""
+    """Close the connections between processes: a process that exits with them open may be aborted."""
     import torch
 
     if torch.distributed.is_initialized():
@@ -262,14 +262,14 @@ def _part() -> None:
 
 
 def _retold(error: Exception) -> RetargetError:
-    """The error for another process: one of ours without its cause, any other in words."""
+    """The error to raise in the other processes: one of ours without its cause, any other as text."""
     if isinstance(error, RetargetError):
         return type(error)(str(error))
     return RetargetError(f"the first process failed: {type(error).__name__}: {error}")
 
 
 def _is_left_alone(accelerator: Accelerator) -> bool:
-    """Whether there are several processes that accelerate does not know of."""
+    """Whether there are several processes that accelerate has not connected."""
     return bool(accelerator.num_processes == 1) and int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
@@ -279,7 +279,7 @@ _LIBRARIES = ("torch", "timm", "datasets", "accelerate", "safetensors", "numpy",
 
 
 def list_versions() -> dict[str, str]:
-    """This package, Python, and the libraries on which figures may depend.
+    """Versions of this package, Python, and the libraries that may affect results.
 
     Example:
         >>> list(list_versions())[:3]
@@ -295,8 +295,8 @@ def list_versions() -> dict[str, str]:
 
 
 def describe_environment(device: str = "cpu") -> dict[str, Any]:
-    """What the bits of a result depend on besides the inputs: versions, threads, device, and the processor's kind."""
+    """What results depend on, bit for bit, besides the inputs: versions, threads, device and kind of processor."""
     import torch
 
-    processor = torch.backends.cpu.get_cpu_capability()  # AVX2, AVX512 …: kernels differ, and so do last digits
+    processor = torch.backends.cpu.get_cpu_capability()  # AVX2, AVX512 …: their kernels round differently
     return {**list_versions(), "threads": torch.get_num_threads(), "device": device, "processor": processor}

@@ -1,7 +1,7 @@
-"""Untrusted files: bounded before they are parsed, plain values after, and harmless on a terminal.
+"""Reading untrusted files: bounded before parsing, plain values afterwards, and safe to print on a terminal.
 
-Whatever comes from the Hub, from a colleague or from a download folder is read here: configurations, recipes, cards,
-graphs, documents of finished ports. The limits are far above any honest file and far below what hurts.
+All files that others may have written are read here: configurations, recipes, cards, graphs, documents of finished
+ports. The limits are far above any honest file and far below what could exhaust memory or time.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ import yaml
 MAX_CONFIG_BYTES = 16 << 20
 """config.json, an index of shards: 21,843 labels of ImageNet-21k take 2 MB."""
 MAX_DOCUMENT_BYTES = 64 << 20
-"""graph.json, port.json, plane.json: what this package writes about large models."""
+"""graph.json, port.json, plane.json of large models."""
 MAX_YAML_BYTES = 256 << 10
-"""A recipe, a list of models, the head of a card: reading YAML takes a second for 100 kB."""
+"""A recipe, a list of models, the metadata of a card; parsing 100 kB of YAML takes a second."""
 MAX_NESTING = 50
-"""Levels of lists and objects inside each other."""
+"""Levels of nested lists and objects."""
 MAX_ENTRIES = 100_000
-"""Entries of a YAML document, each alias counted as what it stands for."""
+"""Entries of a YAML document, with aliases expanded."""
 MAX_INTEGER = 2**63 - 1
-"""What torch, numpy and safetensors can count to."""
+"""The largest integer of torch, numpy and safetensors."""
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except line feed and tab, and marks that change the direction of text."""
+"""Control characters except line feed and tab, and marks that change text direction."""
 
 
 def read_bytes(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> bytes:
-    """The content of a regular file of bounded size; ValueError says what is wrong with any other, OSError as usual.
+    """The content of a regular file of at most `limit` bytes; raise ValueError for any other file.
 
     Example:
         >>> read_bytes("/dev/zero")
         Traceback (most recent call last):
         ValueError: it is not a regular file
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not keep us waiting
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not block on a pipe
     with open(handle, "rb") as file:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
@@ -54,12 +54,12 @@ def read_bytes(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> bytes:
 
 
 def read_json(path: str | Path, limit: int = MAX_CONFIG_BYTES) -> Any:
-    """A JSON file as plain values; ValueError says what is wrong with it."""
+    """Parse a JSON file into plain values; raise ValueError if it is malformed."""
     return parse_json(read_bytes(path, limit).decode("utf-8"))
 
 
 def parse_json(text: str) -> Any:
-    """A JSON text as plain values, without NaN, huge integers, bottomless nesting or a key that is there twice.
+    """Parse JSON into plain values; refuse NaN, huge integers, deep nesting and duplicate keys.
 
     Example:
         >>> parse_json('{"depth": 12}'), parse_json("[" * 100 + "]" * 100)
@@ -75,7 +75,7 @@ def parse_json(text: str) -> Any:
             parse_constant=_no_constant,
         )
         if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # half a character is a UnicodeEncodeError, a ValueError
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_NESTING} levels deep") from None
     _check_nesting(value)
@@ -83,19 +83,19 @@ def parse_json(text: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """A YAML file as plain values; ValueError or `yaml.YAMLError` says what is wrong with it."""
+    """Parse a YAML file into plain values; raise ValueError or `yaml.YAMLError` if it is malformed."""
     return parse_yaml(read_bytes(path, MAX_YAML_BYTES).decode("utf-8"))
 
 
 def parse_yaml(text: str) -> Any:
-    """A YAML text as plain values. Aliases may not multiply it beyond `MAX_ENTRIES`, and no key may be there twice.
+    """Parse YAML into plain values; refuse duplicate keys, and aliases that expand beyond `MAX_ENTRIES`.
 
     Example:
         >>> parse_yaml("port: {steps: 10}")
         {'port': {'steps': 10}}
     """
     if len(text) > MAX_YAML_BYTES:
-        raise ValueError(f"it has {len(text):,} letters, and at most {MAX_YAML_BYTES:,} are read")
+        raise ValueError(f"it has {len(text):,} characters, and at most {MAX_YAML_BYTES:,} are read")
     try:
         loader = _Loader(text)
         try:
@@ -113,7 +113,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def split_card(text: str) -> tuple[Any, str]:
-    """The YAML at the head of a README.md, as plain values (None without one), and the text below it.
+    """The YAML metadata of a README.md as plain values (None if there is none), and the text below it.
 
     Example:
         >>> split_card("---\\nlicense: mit\\n---\\n# Birds\\n")
@@ -124,7 +124,7 @@ def split_card(text: str) -> tuple[Any, str]:
 
 
 def plain(text: object) -> str:
-    """Text that a terminal shows as it is: control characters and direction marks become visible escapes.
+    """Text that is safe to print: control characters and direction marks become visible escapes.
 
     Example:
         >>> plain("cat\\x1b[2J\\u202e")
@@ -137,7 +137,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key '{name}' is there twice")
+        raise ValueError(f"the key '{name}' appears twice")
     return found
 
 
@@ -155,7 +155,7 @@ def _finite_float(digits: str) -> float:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number that JSON knows")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _check_nesting(value: Any) -> None:
@@ -173,7 +173,7 @@ def _check_nesting(value: Any) -> None:
 
 
 def _measure(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """How many entries a node stands for, aliases counted each time they occur."""
+    """The number of entries of a node, with aliases expanded."""
     if depth > MAX_NESTING:
         raise ValueError(f"it is nested more than {MAX_NESTING} levels deep, or contains itself")
     if id(node) in known:
@@ -183,26 +183,26 @@ def _measure(node: yaml.Node, known: dict[int, int], depth: int) -> int:
         inner = node.value
     known[id(node)] = total = 1 + sum(_measure(each, known, depth + 1) for each in inner)
     if total > MAX_ENTRIES:
-        raise ValueError(f"it has more than {MAX_ENTRIES:,} entries, aliases counted as what they stand for")
+        raise ValueError(f"it has more than {MAX_ENTRIES:,} entries, with aliases expanded")
     return total
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and strict: a key that is there twice is a mistake, not an update."""
+    """A safe loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    problem = f"the key '{key.value}' is there twice"
+                    problem = f"the key '{key.value}' appears twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    if len(node.value) > 80:  # before it is read: huge numbers take long
+    if len(node.value) > 80:  # parsing huge numbers is slow
         raise yaml.constructor.ConstructorError(None, None, "the number is too long", node.start_mark)
     value: int = yaml.SafeLoader.construct_yaml_int(loader, node)
     if abs(value) > MAX_INTEGER:
@@ -212,7 +212,7 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 
 def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
     value: str = loader.construct_scalar(node)
-    value.encode()  # half a character is a UnicodeEncodeError, a ValueError
+    value.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
     return value
 
 

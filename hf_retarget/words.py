@@ -1,4 +1,4 @@
-"""Numbers, sizes, durations and names as people read them: the same in the terminal, on pages and in cards."""
+"""Formatting of numbers, sizes, durations and names for people: in the terminal, reports and cards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share as a percentage.
+    """A fraction as a percentage.
 
     Example:
         >>> percent(0.1234), percent(None)
@@ -82,7 +82,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def nearest(name: object, names: Iterable[str], most: int = 1) -> str:
-    """The end of a message about an unknown name: those that were probably meant, up to `most` of them, or nothing.
+    """The end of a message about an unknown name: up to `most` similar names, or nothing.
 
     Example:
         >>> nearest("stpes", ["steps", "seed"]), nearest("head", ["heads", "hea"], 2)
@@ -93,7 +93,7 @@ def nearest(name: object, names: Iterable[str], most: int = 1) -> str:
 
 
 def shorten_names(names: Iterable[str]) -> list[str]:
-    """The last parts of paths, as many as tell them apart; equal ones are numbered.
+    """Shorten paths to as many trailing parts as tell them apart; number equal ones.
 
     Example:
         >>> shorten_names(["runs/1/tuned", "runs/2/tuned", "timm/resnet18.a1_in1k"])

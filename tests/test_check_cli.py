@@ -255,7 +255,7 @@ def test_what_the_hub_refuses(hub: Hub, models):
         "'model.safetensors' of 'ada/damaged' has a damaged header",
         "'model.safetensors' of 'ada/cut' is cut off: it has 50,000 bytes",
         "'ada/new' has no revision 'v9'",
-        "of a pickle, nothing is known before the download",
+        "has only a pickle, which must be downloaded to be checked",
     ]
     for message, words in zip(found, expected, strict=True):
         assert message.startswith("ModelError: "), message

@@ -171,9 +171,9 @@ def test_an_input_that_is_not_what_its_port_json_says_is_refused(ported, finishe
     arguments = ["port", *sides(finished)[:4], "--new-base", ported, "--data", "none", "--out", tmp_path / "out"]
     result = CliRunner().invoke(main, list(map(str, arguments)))
     assert result.exit_code == 1
-    assert "is not what its port.json says: the sha256 of model.safetensors begins with" in result.stderr
+    assert "does not match its port.json: the sha256 of model.safetensors begins with" in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ported"], "nothing is written"
-    with pytest.raises(rt.ModelError, match="is not what its port"):
+    with pytest.raises(rt.ModelError, match="does not match its port"):
         peek_checkpoint(ported)
     (ported / "port.json").unlink()
     load_checkpoint(ported)
@@ -223,7 +223,7 @@ def test_a_port_on_the_hub_is_refused_as_an_input_if_it_was_changed(connected: H
     files = {path.name: path for path in ported.iterdir() if path.is_file()}
     connected.repository("ada/ported", files)
     for read in (peek_checkpoint, load_checkpoint):
-        with pytest.raises(rt.ModelError, match="'ada/ported' is not what its port"):
+        with pytest.raises(rt.ModelError, match="'ada/ported' does not match its port"):
             read("ada/ported")
 
 

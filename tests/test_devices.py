@@ -20,7 +20,7 @@ def test_precision_may_change_within_a_process():
 def test_what_is_not_there_is_named():
     with pytest.raises(RetargetError, match="unknown precision 'half'; choose one of no, bf16, fp16"):
         choose_device("cpu", "half")
-    with pytest.raises(RetargetError, match="device 'tpu' is not there"):
+    with pytest.raises(RetargetError, match="device 'tpu' is not available"):
         choose_device("tpu")
 
 

@@ -71,4 +71,4 @@ def test_on_the_command_line(tmp_path, colours, labelled):
     assert [each["top1"] for each in found["members"]] == [found["top1"]] * 2
     result = CliRunner().invoke(main, ["evaluate", str(one), str(other), "--data", str(colours)])
     assert result.exit_code == 1
-    assert "cannot be averaged: their classes differ, or have another order" in result.stderr
+    assert "cannot be averaged: their classes or the order of these differ" in result.stderr

@@ -182,9 +182,9 @@ def test_values_are_read(kind, value, read):
         (float, float("nan"), "a number"),
         (float, float("inf"), "a number"),
         (bool, 1, "true or false"),
-        (str, 5, "a text; put it in quotes"),
-        (tuple, "ab", "a list of texts"),
-        (tuple, ["a", 1], "a list of texts; put each in quotes"),
+        (str, 5, "a string; put it in quotes"),
+        (tuple, "ab", "a list of strings"),
+        (tuple, ["a", 1], "a list of strings; put each in quotes"),
     ],
 )
 def test_a_wrong_type_is_named_with_the_right_one(kind, value, words):
@@ -230,7 +230,7 @@ def test_an_override_changes_one_thing_and_leaves_the_recipe():
         ("port.stpes", "unknown field 'port.stpes'; did you mean 'steps'?"),
         ("prot.steps", "unknown section 'prot'; did you mean 'port'?"),
         ("port.zzzzzz", "there are method, targets"),
-        ("steps", "'steps' does not say its section; did you mean 'port.steps'?"),
+        ("steps", "'steps' has no section; did you mean 'port.steps'?"),
     ],
 )
 def test_a_wrong_key_names_the_right_one(key, message):
@@ -315,14 +315,14 @@ def test_a_path_may_hold_an_at(tmp_path):
         ("port: {head: zeroo}", "did you mean 'zero'?"),
         ("port: {steps: many}", "port.steps is 'many', but must be a whole number, at least 1"),
         ("port: 5", "port is 5, but must be a section"),
-        ("data: {revision: 123}", "data.revision is 123, but must be a text, or null; put it in quotes"),
+        ("data: {revision: 123}", "data.revision is 123, but must be a string, or null; put it in quotes"),
         ("finetune: {optimizer: adam}", "did you mean 'adamw'?"),
         ("finetune: {steps: 1, epochs: 1}", "mine.yaml': finetune: "),
         ("name: 3", "recipe.name is 3"),
         ("presets: {quick: {port: {stpes: 3}}}", "mine.yaml', preset 'quick': unknown field 'port.stpes'"),
         ("presets: {quick: fast}", "preset 'quick': is 'fast'"),
         ("presets: [quick]", "presets is ['quick']"),
-        ("port:\n  steps: 3\n  steps: 4", "line 2: the key 'steps' is there twice"),
+        ("port:\n  steps: 3\n  steps: 4", "line 2: the key 'steps' appears twice"),
         ("port: {steps: 3", "mine.yaml', line 1"),
         ("a: !!python/object:os.system x", "mine.yaml', line 1"),
         ("", "has no sections"),
@@ -355,7 +355,7 @@ def test_an_unknown_name_or_preset_names_the_nearest(tmp_path):
     (tmp_path / "bare.yaml").write_text("data: {reference: photos}")
     with pytest.raises(RecipeError, match="it has none"):
         load_recipe(tmp_path / "bare.yaml", "paper")
-    with pytest.raises(RecipeError, match="say one of them"):
+    with pytest.raises(RecipeError, match="give only one"):
         load_recipe("cub@paper", "source")
 
 
@@ -396,12 +396,12 @@ def test_data_beside_a_recipe_replaces_its_data_section():
 
 
 def test_a_misspelt_recipe_is_not_taken_for_data(tmp_path, monkeypatch):
-    with pytest.raises(RecipeError, match=r"'cifar01'; did you mean 'cifar10'\? A dataset of the Hub"):
+    with pytest.raises(RecipeError, match=r"'cifar01'; did you mean 'cifar10'\? Write a dataset on the Hub"):
         choose_recipe("cifar01")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cifar01").mkdir()
     assert choose_recipe("cifar01").data.reference == "cifar01"
-    with pytest.raises(RecipeError, match="'paper' belongs to no recipe"):
+    with pytest.raises(RecipeError, match="'paper' needs a recipe"):
         choose_recipe("photos/", preset="paper")
 
 

@@ -1,4 +1,4 @@
-"""Labelled images in splits, and minibatches of them that depend only on a seed and a number."""
+"""Splits of labelled images, and minibatches that depend only on a seed and an index."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Batch = tuple[Any, Tensor]
 """Inputs and labels."""
 
 _MANY = 5  # fewer broken images than this are always tolerated
-_SHARE = 0.05  # of a split; a larger share of broken images is an error
-_ATTEMPTS = 100  # to replace a broken image by another one
+_SHARE = 0.05  # of a split; more broken images are an error
+_ATTEMPTS = 100  # at replacing a broken image
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """A dataset that is split, and whose labels are numbered as the model numbers them."""
+    """A dataset in splits, with labels numbered like the model's."""
 
     name: str
     labels: tuple[str, ...] | None
-    """The label names in the order of their numbers, if there are names."""
+    """The label names in the order of their numbers, if there are any."""
     classes: int
     train: Split
     validation: Split
@@ -46,15 +46,15 @@ class ImageData:
     revision: str | None = None
     """The commit of a Hub dataset."""
     notes: tuple[str, ...] = ()
-    """Choices made while loading that the user should know about."""
+    """Remarks for the user about choices made while loading."""
     held_out: str = ""
-    """The one of `notes` about test images that were held out, if there was a single split to divide."""
+    """The note about held-out test images, if there was a single split."""
     labelled: bool = True
-    """Whether the images have labels; without, all targets are 0."""
+    """Whether the images have labels; if not, all targets are 0."""
 
     @property
     def broken_notes(self) -> list[str]:
-        """One sentence for each split with images that could not be read so far."""
+        """One sentence for each split in which unreadable images have been found."""
         return [
             f"{plural(len(split.broken), 'image')} of '{split.name}' could not be read: "
             f"{next(iter(split.broken.values()))}"
@@ -65,41 +65,41 @@ class ImageData:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Some rows of a dataset, with labels numbered as the model numbers them."""
+    """Some rows of a dataset, with labels numbered like the model's."""
 
     name: str
     rows: Rows
     indices: Tensor
-    """Which rows."""
+    """The selected rows."""
     targets: Tensor
-    """Their labels, known without decoding an image."""
+    """Their labels."""
     preprocess: Preprocess
     broken: dict[int, str] = field(default_factory=dict, repr=False)
-    """Images found so far that cannot be decoded: number in this split → name and error."""
+    """Images that could not be decoded so far: index in this split → name and error."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
     @property
     def readable(self) -> Tensor:
-        """Which images have not been found broken so far."""
+        """A mask of the images that have not been found broken so far."""
         return torch.tensor([number not in self.broken for number in range(len(self))], dtype=torch.bool)
 
     def image(self, number: int) -> Image:
-        """Decode one image, without preprocessing; a DataError names the image and says why it cannot be read."""
+        """Decode one image, without preprocessing; raise DataError if it cannot be read."""
         found: Image = self._read(number, self.rows.image)
         return found
 
     def item(self, number: int) -> Any:
-        """What preprocessing starts from: an image, or for one of the user's own, what the dataset holds."""
+        """The input of preprocessing: an image, or the dataset's item for a custom preprocessing."""
         return self._read(number, self.rows.item if self.preprocess.transform else self.rows.image)
 
     def _read(self, number: int, how: Callable[[int], Any]) -> Any:
         row = int(self.indices[number])
         try:
             return how(row)
-        except Exception as error:  # decoders raise errors of every kind
-            # The text of an OSError contains the full path, which does not belong in a published report.
+        except Exception as error:  # decoders may raise anything
+            # The text of an OSError contains the full path, which should not be published in a report.
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise DataError(f"{self.rows.name(row)}: {reason or type(error).__name__}") from error
 
@@ -113,14 +113,14 @@ class Split:
         workers: int = 0,
         skip: int = 0,
     ) -> Iterator[Batch]:
-        """Draw `count` minibatches, without the first `skip`.
+        """Draw `count` minibatches after the first `skip`.
 
         Without a seed: one pass in order; the last batch may be smaller, and broken images are left out. With a seed:
         each epoch is shuffled, all batches are full, broken images are replaced, and without `count` the iterator is
-        endless. Batch k depends only on the seed and on k, not on `workers` or on earlier batches.
+        endless. Batch k depends only on the seed and k, not on `workers` or earlier batches.
         """
         if batch_size < 1 or skip < 0 or (count is not None and count < 0):
-            raise DataError(f"no batches of size {batch_size}, count {count}, skip {skip}; give positive numbers")
+            raise DataError(f"invalid batches: size {batch_size}, count {count}, skip {skip}; give positive numbers")
         if seed is not None and not len(self):
             raise DataError(f"there are no images in '{self.name}' to draw from")
         numbers: Iterable[int] = itertools.count(skip)
@@ -133,7 +133,7 @@ class Split:
     def _load(self, loader: _Loader, numbers: Iterable[int], workers: int) -> Iterator[Batch]:
         loaded: Iterable[_Loaded] = map(loader.__getitem__, numbers)
         if workers:
-            own = torch.Generator().manual_seed(0)  # or the DataLoader draws from the global generator
+            own = torch.Generator().manual_seed(0)  # otherwise the DataLoader uses the global generator
             loaded = DataLoader(loader, batch_size=None, sampler=numbers, num_workers=workers, generator=own)
         for inputs, labels, broken in loaded:
             self.broken.update(broken)
@@ -148,25 +148,25 @@ class Split:
                 yield inputs, labels
 
     def join(self, other: Split, name: str) -> Split:
-        """These images and those of another split of the same rows."""
+        """The union with another split of the same rows."""
         indices, targets = torch.cat([self.indices, other.indices]), torch.cat([self.targets, other.targets])
         return replace(self, name=name, indices=indices, targets=targets, broken={})
 
     def take(self, limit: int | None, seed: int) -> Split:
-        """At most `limit` images, drawn at random and kept in order."""
+        """A random sample of at most `limit` images, in order."""
         if limit is None or limit >= len(self):
             return self
         generator = torch.Generator().manual_seed(derive_seed(seed, "limit"))
         return self._select(torch.randperm(len(self), generator=generator)[:limit].sort().values)
 
     def divide(self, count: int, *purpose: object) -> tuple[Split, Split]:
-        """Draw `count` images, the same share of each class; return these and the others, both kept in order.
+        """Draw `count` images, stratified by class; return these and the rest, both in order.
 
         `purpose` seeds the draw: draws for different purposes are independent.
         """
-        # Not `train_test_split(stratify_by_column=…)`: it refuses classes of one image, and would draw other images.
+        # Not `train_test_split(stratify_by_column=…)`: it refuses classes with one image, and draws other images.
         generator = torch.Generator().manual_seed(derive_seed(*purpose))
-        # The shuffled images of each class are spread evenly over 0 … 1; the lowest of all are drawn.
+        # The shuffled images of each class are spread evenly over 0 … 1; the lowest overall are drawn.
         height = torch.empty(len(self), dtype=torch.float64)
         for label in self.targets.unique():
             members = (self.targets == label).nonzero().flatten()
@@ -177,7 +177,7 @@ class Split:
         return self._select(drawn), self._select(~drawn)
 
     def renumber(self, numbers: Tensor) -> Split:
-        """Replace each label by its new number, and leave out images whose new number is negative."""
+        """Map each label to its new number; leave out images whose new number is negative."""
         kept = numbers[self.targets] >= 0
         return replace(self._select(kept), targets=numbers[self.targets[kept]])
 
@@ -199,11 +199,11 @@ class BatchCache:
         self._kept: dict[str, list[Batch]] = {}
 
     def size(self, images: int) -> int:
-        """Bytes that a number of images takes."""
+        """The size of a number of images in bytes."""
         return 4 * images * prod(self.input_size)
 
     def get(self, key: str, images: int, draw: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:
-        """Return the minibatches kept under a key, or draw them; `images` is how many there will be."""
+        """Return the minibatches cached under a key, or draw them; `images` is their total number of images."""
         if self.size(images) > self.limit:
             return draw()
         if key not in self._kept:
@@ -211,7 +211,7 @@ class BatchCache:
         return self._kept[key]
 
     def forget(self, but: str) -> None:
-        """Forget all minibatches except those of one key."""
+        """Drop all minibatches except those of one key."""
         self._kept = {key: batches for key, batches in self._kept.items() if key == but}
 
 
@@ -221,7 +221,7 @@ _Loaded = tuple[Tensor | None, Tensor, dict[int, str]]
 
 @dataclass(frozen=True, eq=False)
 class _Loader(Dataset[_Loaded]):
-    """Batch k of a split for any k; a map-style dataset for torch's DataLoader."""
+    """A map-style dataset of minibatches for torch's DataLoader."""
 
     split: Split
     batch_size: int
@@ -236,14 +236,14 @@ class _Loader(Dataset[_Loaded]):
         start = number * self.batch_size
         stop = start + self.batch_size if self.seed is not None else min(start + self.batch_size, len(self.split))
         pixels, chosen, broken = [], [], dict[int, str]()
-        with _restored_generators():  # from which timm's transforms draw
+        with _restored_generators():  # timm's transforms draw from the global generators
             for position in range(start, stop):
                 drawn = self._draw(position, broken)
                 if drawn is not None:
                     if self.augment:
                         own = derive_seed(self.seed, "sample", position)
                         random.seed(own)
-                        torch.default_generator.manual_seed(own)  # torch.manual_seed would also seed all devices
+                        torch.default_generator.manual_seed(own)  # torch.manual_seed would also seed other devices
                     chosen.append(drawn[0])
                     pixels.append(self._shape(drawn[1]))
                 elif self.seed is not None:
@@ -253,14 +253,14 @@ class _Loader(Dataset[_Loaded]):
         if odd is not None:
             is_, should = ("×".join(map(str, each)) for each in (odd.shape, wanted))
             raise DataError(
-                f"'{self.split.name}' has images of {is_} and of {should}, and they are used as they are; say how to "
-                "make them alike with --data-image-size or --preprocess (preprocess= in Python)"
+                f"'{self.split.name}' has images of different sizes, {is_} and {should}; resize them with "
+                "--data-image-size or --preprocess (preprocess= in Python)"
             )
         inputs = self.split.preprocess.normalise(torch.stack(pixels)) if pixels else torch.empty(0)
         return inputs, self.split.targets[chosen], broken
 
     def _draw(self, position: int, broken: dict[int, str]) -> tuple[int, Any] | None:
-        """The image at a position of the order, or with a seed, one that replaces it; and its number."""
+        """The image at a position of the order and its index; with a seed, a replacement if it is broken."""
         numbers: Iterable[int] = [position]
         if self.seed is not None:
             size, (epoch, place) = len(self.split), divmod(position, len(self.split))
@@ -281,7 +281,7 @@ def _order(seed: int, epoch: int, size: int) -> Tensor:
 
 
 def derive_seed(*parts: object) -> int:
-    """Derive a seed of 63 bits from anything that has a stable `repr`.
+    """Derive a 63-bit seed from values with a stable `repr`.
 
     Example:
         >>> derive_seed(0, "epoch", 1) == derive_seed(0, "epoch", 1) != derive_seed(0, "epoch", 2)

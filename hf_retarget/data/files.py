@@ -1,4 +1,4 @@
-"""Datasets on disk: image folders, parquet and arrow files, saved `datasets`. Only their own files are read."""
+"""Datasets on disk: image folders, parquet and arrow files, saved `datasets`. No files outside them are read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from hf_retarget.recipe.options import DataOptions
 from hf_retarget.untrusted import read_bytes, read_json, split_card
 from hf_retarget.words import plural
 
+EMBEDDED = {"fashion-mnist": Path(__file__).parent / "embedded" / "fashion-mnist"}
+"""Datasets included in the package: name → folder with one parquet file per split."""
 KINDS = {".parquet": "parquet", ".arrow": "arrow"}
 BUILDERS = ("parquet", "arrow", "imagefolder", "webdataset")
-"""Builders of `datasets` that may read images. Some of the others connect to databases or read any file."""
+"""Accepted builders of `datasets`. Some of the others connect to databases or read arbitrary files."""
 _SPLITS = {"train": TRAIN, "test": ("test", "testing", "eval", "evaluation"), "validation": TEST[2:]}
 
 
@@ -33,21 +35,21 @@ _SPLITS = {"train": TRAIN, "test": ("test", "testing", "eval", "evaluation"), "v
 def open_image_folder(folder: Path) -> Source:
     """Find splits, classes and images: `train/cat/1.jpg` or, without splits, `cat/1.jpg`.
 
-    Images without labels lie flat: `1.jpg`, or `train/1.jpg` and `test/1.jpg`.
+    Unlabelled images are not in class folders: `1.jpg`, or `train/1.jpg` and `test/1.jpg`.
     """
-    # Not load_dataset("imagefolder"): it drops the labels of a single class or of uneven depth, obeys metadata.csv and
-    # unpacks archives. Not torchvision's ImageFolder: it refuses empty classes, and reads images in another order.
+    # Not load_dataset("imagefolder"): it drops the labels of a single class or of uneven depth, follows metadata.csv
+    # and unpacks archives. Not torchvision's ImageFolder: it refuses empty classes, and orders images differently.
     below = _folders(folder)
     splits = [each for each in below if each.name.casefold() in (*TRAIN, *TEST) and _folders(each)]
     if splits and len(splits) < len(below):
         other = next(each.name for each in below if each not in splits)
-        raise DataError(f"'{folder}' has both splits ('{splits[0].name}') and other folders ('{other}'); move them out")
+        raise DataError(f"'{folder}' has both splits ('{splits[0].name}') and other folders ('{other}'); remove these")
     named = [each for each in below if each.name.casefold() in (*TRAIN, *TEST)]
     flat = named if named and named == below and not splits else [folder]
     images: dict[Path, list[Path]] = {}
     others: list[Path] = []
     for place in splits or flat:
-        found = _files_of_classes(place)  # none, where images lie flat
+        found = _files_of_classes(place)  # empty if there are no class folders
         images[place] = [path for path in found if _is_image(path)]
         others += [path for path in found if not _is_image(path)]
     if not any(images.values()):
@@ -58,7 +60,7 @@ def open_image_folder(folder: Path) -> Source:
     notes: tuple[str, ...] = ()
     if others:
         first = others[0].relative_to(folder).as_posix()
-        notes = (f"left out {plural(len(others), 'file')} in other formats than images (first: {first})",)
+        notes = (f"left out {plural(len(others), 'file')} in non-image formats (first: {first})",)
     labels = {place: [path.relative_to(place).parts[0] for path in paths] for place, paths in images.items()}
     names = tuple(sorted({label for each in labels.values() for label in each}))
     if odd := next((name for name in names if name.encode(errors="ignore") != os.fsencode(name)), None):
@@ -71,7 +73,7 @@ def open_image_folder(folder: Path) -> Source:
 
 
 def _list_flat(folder: Path) -> FileRows:
-    """The images that lie in a folder itself, without labels."""
+    """The unlabelled images directly in a folder."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and _is_image(path))
     first = paths[0].name if paths else ""
     missing = f"'{folder}' has images ({first} …) but no class folders; put those of each class into one folder"
@@ -116,20 +118,20 @@ def _is_image(path: Path) -> bool:
 
 
 def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source:
-    """Open parquet or arrow files, all of one kind, in the splits that their names tell."""
+    """Open parquet or arrow files, all of one kind, with splits by their names."""
     from datasets import load_dataset
 
     kinds = {KINDS.get(path.suffix.casefold()) for path in paths}
     kind = kinds.pop()
     if kinds or kind is None:
-        raise DataError(f"'{name}' is not all parquet or all arrow files; choose files of one kind")
+        raise DataError(f"'{name}' must be all parquet or all arrow files; choose files of one kind")
     splits: dict[str, list[str]] = {}
     for path in paths:
         splits.setdefault(name_split(path), []).append(str(path.resolve()))
     if len(splits) > 1 and (others := splits.get("")):
         named = next(each for each in splits if each)
         raise DataError(
-            f"'{name}' has files of splits ('{named}') and others ('{Path(others[0]).name}'); choose those of one kind"
+            f"'{name}' has both files named after splits ('{named}') and others ('{Path(others[0]).name}'); choose one"
         )
     with loading(f"'{name}' cannot be read"):
         tables = load_dataset(kind, data_files={split or "train": files for split, files in splits.items()})
@@ -137,7 +139,7 @@ def open_files(paths: Sequence[Path], name: str, options: DataOptions) -> Source
 
 
 def name_split(path: Path) -> str:
-    """The split that a file belongs to, by its name or that of its folder, as `datasets` names them; or nothing.
+    """The split of a file according to its name or its folder's, as `datasets` does it; empty if there is none.
 
     Example:
         >>> [name_split(Path(each)) for each in ("train-00000-of-00002.parquet", "val/0.parquet", "contest.parquet")]
@@ -151,12 +153,12 @@ def name_split(path: Path) -> str:
 
 
 def open_table_folder(folder: Path, options: DataOptions) -> Source:
-    """Open a folder of parquet or arrow files, with splits by their names, or one that `save_to_disk` wrote."""
+    """Open a folder of parquet or arrow files, with splits by their names, or one written by `save_to_disk`."""
     from datasets import load_dataset_builder, load_from_disk
 
     folder = folder.resolve()
     saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
-    if not saved and not (folder / "README.md").exists():  # which may describe what belongs together
+    if not saved and not (folder / "README.md").exists():  # a card may declare several configurations
         files = [path for ending in KINDS for path in folder.rglob(f"*{ending}")]
         parents = {
             each.parent.parent if each.parent.name.casefold() in (*TRAIN, *TEST) else each.parent for each in files
@@ -178,7 +180,7 @@ def open_table_folder(folder: Path, options: DataOptions) -> Source:
 
 
 def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
-    """Open a dataset of the package; it fits into memory, so that nothing is written to a cache."""
+    """Open a dataset included in the package in memory, so that nothing is written to a cache."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
     from datasets import Dataset
 
@@ -188,7 +190,7 @@ def open_embedded(name: str, folder: Path, options: DataOptions) -> Source:
 
 @contextmanager
 def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
-    """Turn any error of `datasets` into a DataError that begins with `failure`, and hide its progress bars.
+    """Turn errors of `datasets` into a DataError that begins with `failure`; hide progress bars unless `bars`.
 
     Example:
         >>> with loading("no data"):
@@ -205,10 +207,10 @@ def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except Exception as error:  # its own, the Hub's, pyarrow's or the network's
+    except Exception as error:  # of `datasets`, the Hub, pyarrow or the network
         cause: BaseException = error
         while type(cause).__name__ == "DatasetGenerationError" and cause.__cause__ is not None:
-            cause = cause.__cause__  # this one only says that there was an error
+            cause = cause.__cause__  # the outer error carries no information
         reason = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
         raise DataError(f"{failure}: {reason[:500]}") from error
     finally:
@@ -216,11 +218,11 @@ def loading(failure: str, *, bars: bool = False) -> Iterator[None]:
             enable_progress_bars()
 
 
-# ---- files that do not belong to a dataset are refused
+# ---- refusing files outside a dataset
 
 
 def check_card(card: Path, where: str) -> None:
-    """Refuse a README.md that leads `datasets` to files outside the dataset, before `datasets` reads it."""
+    """Refuse a README.md that refers to files outside the dataset, before `datasets` reads it."""
     try:
         entries, _ = split_card(read_bytes(card).decode())
     except FileNotFoundError:
@@ -234,21 +236,21 @@ def check_card(card: Path, where: str) -> None:
 
 
 def check_files(builder: Any, is_own: Callable[[str], bool], where: str) -> None:
-    """Refuse a dataset that is not read as images, or that is read from files outside it."""
+    """Refuse a dataset that is not images, or that uses files outside it."""
     if builder.name not in BUILDERS:
-        raise DataError(f"'{where}' is not a dataset of images: `datasets` takes it for '{builder.name}'")
+        raise DataError(f"'{where}' is not a dataset of images: `datasets` reads it as '{builder.name}'")
     for file in data_files(builder):
         if not is_own(file):
             raise DataError(f"'{where}' names the data file '{file}', which is not its own; correct its README.md")
 
 
 def data_files(builder: Any) -> list[str]:
-    """The files that `datasets` would read."""
+    """The files that `datasets` will read."""
     return [str(file) for files in (builder.config.data_files or {}).values() for file in files]
 
 
 def _check_saved(folder: Path) -> None:
-    """Refuse what `save_to_disk` never writes: splits and files outside the folder."""
+    """Refuse splits and files outside the folder, which `save_to_disk` never writes."""
     try:
         splits = read_json(folder / "dataset_dict.json")["splits"] if (folder / "dataset_dict.json").exists() else ["."]
         for split in splits:
@@ -262,7 +264,7 @@ def _check_saved(folder: Path) -> None:
 
 
 def _patterns(value: Any, key: str = "") -> Iterator[str]:
-    """All texts that `datasets` takes for data files or folders."""
+    """All strings that `datasets` interprets as data files or folders."""
     if isinstance(value, str):
         if key in ("data_files", "data_dir", "path"):
             yield value

@@ -1,4 +1,4 @@
-"""Labels as datasets have them (numbers or names), and the numbers that a model has for them."""
+"""Labels of datasets (numbers or names), mapped to the numbers of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_CLASSES = 2**16
 def number_labels(splits: Mapping[str, Rows]) -> tuple[Names | None, dict[str, Tensor]]:
     """Return the label names, if there are any, and the labels of each split as numbers.
 
-    The first split decides the order of the names.
+    The first split determines the order of the names.
     """
     found = {split: _numbers(split, rows) for split, rows in splits.items()}
     first, (names, _) = next(iter(found.items()))
@@ -41,7 +41,7 @@ def number_labels(splits: Mapping[str, Rows]) -> tuple[Names | None, dict[str, T
 
 
 def count_classes(names: Names | None, numbers: Mapping[str, Tensor]) -> int:
-    """Count the names or, without names, the numbers up to the highest label of all splits."""
+    """The number of classes: of names or, without names, of numbers up to the highest label."""
     count = len(names) if names else max((int(each.max()) + 1 for each in numbers.values() if len(each)), default=0)
     if count > MAX_CLASSES:
         raise DataError(f"there are {count:,} classes, and at most {MAX_CLASSES:,} are accepted; are these labels?")
@@ -51,9 +51,9 @@ def count_classes(names: Names | None, numbers: Mapping[str, Tensor]) -> int:
 def choose_labels(
     names: Names | None, count: int, wanted: Sequence[str], model_names: Sequence[str] | None = None
 ) -> tuple[Names | None, int, Tensor]:
-    """Keep the classes in `wanted`, in this order (all if empty), then number them as the model does.
+    """Keep the classes in `wanted`, in this order (all if empty), then number them like the model.
 
-    Labels without names are called by their numbers. Returns the names, the number of classes, and the new number of
+    Labels without names are named by their numbers. Returns the names, the number of classes, and the new number of
     each old label (-1: left out).
 
     Example:
@@ -65,7 +65,7 @@ def choose_labels(
     if unknown := [name for name in wanted if name not in known]:
         raise DataError(f"there is no class '{unknown[0]}'{suggest(unknown[0], known)}")
     if twice := [name for name in wanted if wanted.count(name) > 1]:
-        raise DataError(f"classes are named twice: {_quote(twice)}")
+        raise DataError(f"classes are listed twice: {_quote(twice)}")
     if wanted:
         numbers = torch.tensor([wanted.index(name) if name in wanted else -1 for name in known])
         names, count = tuple(wanted) if names else None, len(wanted)
@@ -73,19 +73,19 @@ def choose_labels(
         if names is not None:
             numbers = match_labels(names, model_names)[numbers].where(numbers >= 0, -1)
         elif count > len(model_names):
-            raise DataError(f"label {count - 1} is out of range: the model has {len(model_names)} labels, from 0 on")
+            raise DataError(f"label {count - 1} is out of range: the model has {len(model_names)} labels, from 0")
         names, count = tuple(model_names), len(model_names)
     return names, count, numbers
 
 
 def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
-    """Return the model's number of each label of the data, matched by name, ignoring case, `_` and `-`.
+    """Return the model's number of each label, matched by name, ignoring case, `_` and `-`.
 
     Example:
         >>> match_labels(("ankle boot", "bag"), ["Bag", "Ankle_boot"])
         tensor([1, 0])
     """
-    # Not `Dataset.align_labels_with_mapping`: it lower-cases all names, also where only case tells them apart.
+    # Not `Dataset.align_labels_with_mapping`: it lower-cases all names, even if they differ only in case.
     numbers = match_names(names, model_names)
     if numbers is None:
         ours, theirs = simplify_names(names, model_names)
@@ -95,7 +95,7 @@ def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
         facts += [f"only the model has {_quote(only_model)}"] if only_model else []
         raise DataError(
             f"the labels of the data ({len(names)}) and of the model ({len(model_names)}) differ: {'; '.join(facts)}. "
-            "Choose the data the model was tuned on, or keep some classes (--data-classes)"
+            "Use the data the model was tuned on, or select classes (--data-classes)"
         )
     return torch.tensor(numbers)
 
@@ -106,18 +106,18 @@ def check_classes(
     labels: Sequence[str] | None,
     model: str,
     model_classes: int,
-    advice: str = "choose the data it was tuned on, or fine-tune it first (hf-retarget finetune)",
+    advice: str = "use the data it was tuned on, or fine-tune it first (hf-retarget finetune)",
 ) -> None:
-    """Raise DataError if the data called `name` cannot have the classes of a model.
+    """Raise DataError if the classes of the data cannot be those of a model.
 
-    Data without label names may have fewer: the last classes need not occur in it.
+    Data without label names may have fewer classes, as the last ones need not occur.
     """
     if classes > model_classes or (classes < model_classes and labels is not None):
-        raise DataError(f"'{name}' has {classes} classes, but '{model}' tells {model_classes} apart; {advice}")
+        raise DataError(f"'{name}' has {classes} classes, but '{model}' has {model_classes}; {advice}")
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown name: the nearest of those known, or a list of them.
+    """The end of a message about an unknown name: the closest known name, or a list of all.
 
     Example:
         >>> suggest("labl", ["image", "label"]), suggest("x", ["image", "label"])
@@ -136,7 +136,7 @@ def _numbers(split: str, rows: Rows) -> tuple[Names | None, Tensor]:
         values = [_integer(label) for label in labels]
     for row, value in enumerate(values):
         if value is None:
-            raise DataError(f"'{split}', {rows.name(row)}: {labels[row]!r} is not a label; give one number or one name")
+            raise DataError(f"'{split}', {rows.name(row)}: {labels[row]!r} is not a label; give a number or a name")
         if value < 0 or (names is not None and value >= len(names)):
             limit = f"0 … {len(names) - 1}, as there are {len(names)} label names" if names else "0 or above"
             raise DataError(f"'{split}', {rows.name(row)}: label {labels[row]!r} is out of range; it must be {limit}")
@@ -144,7 +144,7 @@ def _numbers(split: str, rows: Rows) -> tuple[Names | None, Tensor]:
 
 
 def _integer(label: Any) -> int | None:
-    """Accepts numbers of numpy and torch, and floats that are whole, as pandas writes them."""
+    """Convert numbers of numpy and torch, and integral floats, as pandas writes them; None for anything else."""
     try:
         whole = not isinstance(label, str) and float(label) == int(label) and abs(int(label)) <= MAX_INTEGER
         return int(label) if whole else None

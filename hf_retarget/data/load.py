@@ -1,4 +1,4 @@
-"""From a reference to a dataset that is split, with numbered labels, or to a description of it."""
+"""Loads a dataset from a reference, split and with numbered labels, or only describes it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from hf_retarget.data.batches import ImageData, Split
-from hf_retarget.data.embedded import EMBEDDED
-from hf_retarget.data.files import KINDS, open_embedded, open_files, open_image_folder, open_table_folder
+from hf_retarget.data.files import EMBEDDED, KINDS, open_embedded, open_files, open_image_folder, open_table_folder
 from hf_retarget.data.hub import find_on_hub, open_hub
 from hf_retarget.data.labels import Names, choose_labels, count_classes, number_labels
 from hf_retarget.data.preprocess import Preprocess
@@ -32,11 +31,11 @@ from hf_retarget.errors import DataError
 from hf_retarget.recipe.options import DataOptions
 
 NO_DATA = "none"
-"""The reference that means: there are no images."""
+"""The reference for a port without images."""
 
 _HELD_OUT = 0.1  # of the training split, if there is no test split
 _UNREAD = hashlib.sha256().digest()
-"""The hash of an image that cannot be read."""
+"""The hash of an unreadable image."""
 
 
 def load_data(
@@ -45,15 +44,14 @@ def load_data(
     preprocess: Preprocess,
     *,
     model_labels: Sequence[str] | None = None,
-    labels: Sequence[str] | None = None,
     token: str | None = None,
     need_labels: bool = True,
 ) -> ImageData:
-    """Find a dataset, check it, split it, and number its labels as the model does.
+    """Find a dataset, check it, split it, and number its labels like the model.
 
     `reference` is an embedded name, a Hub id, an image folder, parquet or arrow files, a `datasets.Dataset` or
     `DatasetDict`, a torch dataset or any sequence of (image, label), or a mapping from split names to any of these; if
-    it is empty, `options.reference` is used. `labels` names the classes of a sequence that has no `classes`.
+    it is empty, `options.reference` is used.
 
     Example:
         >>> gray = Preprocess(input_size=(1, 28, 28), mean=(0.5,), std=(0.5,))
@@ -61,7 +59,7 @@ def load_data(
         >>> data.classes, len(data.train), len(data.validation), len(data.test)
         (10, 5400, 600, 1500)
     """
-    source = _open(reference, options, labels, token)
+    source = _open(reference, options, token)
     train, test, rows = _open_splits(source, options)
     labelled = not any(each.unlabelled for each in rows.values())
     if not labelled:
@@ -70,7 +68,7 @@ def load_data(
     count = count_classes(names, targets) if labelled else max(1, len(model_labels or ()))  # all have label 0
     names, classes, numbers = choose_labels(names, count, options.classes, model_labels)
     first = rows[train]
-    if len(first) and (preprocess.transform or isinstance(first, ItemRows)):  # an error with one item concerns all
+    if len(first) and (preprocess.transform or isinstance(first, ItemRows)):  # fail early, on the first item
         preprocess = preprocess.fit(first.item(0) if preprocess.transform else first.image(0))
     found = {
         split: Split(split, rows[split], torch.arange(len(each)), each, preprocess).renumber(numbers)
@@ -81,11 +79,11 @@ def load_data(
     if test is not None and (again := set(hashed[test]) & set(hashed[train]) - {_UNREAD}):
         count = sum(each in again for each in hashed[test])
         notes.insert(
-            0, f"{count} of {len(hashed[test])} test images are training images, too: scores on them are too high"
+            0, f"{count} of {len(hashed[test])} test images are also training images: scores on them are too high"
         )
     single = test is None and len(source.splits) == 1
     if labelled and len(divided["train"].targets.unique()) < 2:
-        raise DataError(f"'{source.name}' has training images of one class only; at least two are needed")
+        raise DataError(f"'{source.name}' has training images of only one class; at least two are needed")
     splits = {name: replace(split, name=f"{source.name}, {name}") for name, split in divided.items()}
     return ImageData(
         source.name,
@@ -109,19 +107,19 @@ def _check_unlabelled(rows: Mapping[str, Rows], options: DataOptions, need_label
         bare = next(split for split, each in rows.items() if each.unlabelled)
         raise DataError(f"only some splits have labels ('{bare}' has none); give labels to all, or to none")
     if options.classes:
-        raise DataError("images without labels cannot be chosen by class; leave out --data-classes")
+        raise DataError("images without labels cannot be selected by class; leave out --data-classes")
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """A dataset, as far as it is known without reading images; None where something is unknown."""
+    """What is known of a dataset without reading images; None where unknown."""
 
     name: str
     labels: Names | None
-    """The names of the classes, in order, after `classes` has chosen among them."""
+    """The names of the classes, in order, after selection by `DataOptions.classes`."""
     classes: int | None
     images: Mapping[str, int | None]
-    """The number of images in each split, of the classes that were chosen if labels are known image by image."""
+    """The number of images in each split, of the selected classes if the label of each image is known."""
     divided: Mapping[str, int | None]
     """The number of images to train, validate and test on."""
     download: int | None
@@ -129,7 +127,7 @@ class DataFacts:
     revision: str | None = None
     notes: tuple[str, ...] = ()
     counts: Mapping[str, tuple[int, ...]] | None = None
-    """Images of each class, `training` and `test`, as far as there are such splits; None if labels are not known."""
+    """The number of `training` and `test` images of each class; None if labels are unknown."""
 
 
 def describe_data(reference: Any, options: DataOptions, *, token: str | None = None) -> DataFacts:
@@ -172,28 +170,25 @@ def _describe_hub(reference: str, options: DataOptions, token: str | None) -> Da
     info = builder.info
     images = {split: (about.num_examples or None) for split, about in sorted((info.splits or {}).items())}
     names, divided = None, dict[str, int | None]()
-    notes: tuple[str, ...] = ()
+    notes = list[str]()
     if images:
         train, test = choose_splits(name, list(info.splits), options)
         divided = _count_divided(images, train, test, options)
     if info.features is None:
-        notes = ("its card does not list the labels; they are known after the download",)
+        notes.append("its card does not list the labels; they will be known after the download")
     else:
         column = find_columns(info.features, options)[1]
         names = label_names(info.features[column]) if column else None
     if options.classes and images:
-        notes = (
-            *notes,
-            "its images are counted over all classes; which are of those chosen is known after the download",
-        )
+        notes.append("images are counted over all classes; those selected will be known after the download")
     labels, classes = names, len(names) if names else len(options.classes) or None
     if names:
         labels, classes, _ = choose_labels(names, len(names), options.classes)
-    return DataFacts(name, labels, classes, images, divided, info.download_size, builder.hash, notes)
+    return DataFacts(name, labels, classes, images, divided, info.download_size, builder.hash, tuple(notes))
 
 
 def is_on_hub(reference: str) -> bool:
-    """Whether a reference means a dataset of the Hub, and nothing on this machine.
+    """Whether a reference names a dataset on the Hub and nothing on this machine.
 
     Example:
         >>> is_on_hub("uoft-cs/cifar10"), is_on_hub("fashion-mnist"), is_on_hub("./photos")
@@ -206,12 +201,10 @@ def is_on_hub(reference: str) -> bool:
     return named and not path.exists()
 
 
-def _open(
-    reference: Any, options: DataOptions, labels: Sequence[str] | None = None, token: str | None = None
-) -> Source:
-    """Find out what a reference means, and open it without reading images."""
+def _open(reference: Any, options: DataOptions, token: str | None = None) -> Source:
+    """Resolve a reference, and open the dataset without reading images."""
     if not isinstance(reference, str | Path):
-        return open_items(reference, options, labels)
+        return open_items(reference, options)
     text = str(reference) if reference != "" else options.reference
     path = Path(text).expanduser()
     if text in EMBEDDED:
@@ -243,21 +236,19 @@ def _open_splits(source: Source, options: DataOptions) -> tuple[str, str | None,
 def _divide(
     splits: Mapping[str, Split], train: str, test: str | None, options: DataOptions
 ) -> tuple[dict[str, Split], list[str]]:
-    """Make training, validation and test splits; what is held out comes from the training split."""
+    """Make training, validation and test splits; held-out images come from the training split."""
     notes = []
     if options.limit is not None:
         splits = {name: split.divide(options.limit, "limit", options.seed)[0] for name, split in splits.items()}
     for name, split in splits.items():
         if not len(split):
             raise DataError(f"there are no images in the split '{name}'" + " of these classes" * bool(options.classes))
-    rest, counts = (
-        splits[train],
-        _count_divided({name: len(each) for name, each in splits.items()}, train, test, options),
-    )
+    rest = splits[train]
+    counts = _count_divided({name: len(each) for name, each in splits.items()}, train, test, options)
     if test is not None:
         tested = splits[test]
         if options.test_split is None and not test.casefold().startswith("test"):
-            notes.append(f"no split is called test: '{test}' is used to test")
+            notes.append(f"there is no split named test: '{test}' is used instead")
     else:
         tested, rest = rest.divide(counts["test"] or 0, "test", options.seed)
         notes.append(f"no test split: {_HELD_OUT:.0%} of '{train}' held out ({len(tested)} images)")
@@ -271,7 +262,7 @@ def _divide(
 def _count_divided(
     images: Mapping[str, int | None], train: str, test: str | None, options: DataOptions
 ) -> dict[str, int | None]:
-    """How many images `_divide` makes of these."""
+    """The sizes of the splits that `_divide` makes."""
     found = {
         name: each if each is None or options.limit is None else min(each, options.limit)
         for name, each in images.items()
@@ -295,9 +286,9 @@ def _fingerprint(
     options: DataOptions,
     preprocess: Preprocess,
 ) -> str:
-    """A hash of content and options; the place of the data does not matter."""
+    """A hash of content and options, independent of where the data is."""
     chosen = {**asdict(options), "reference": ""}
-    if options.validation_split is None:  # was added later: results from before keep their fingerprints
+    if options.validation_split is None:  # added later: keep the fingerprints of earlier results
         del chosen["validation_split"]
     facts = {"options": chosen, "preprocess": preprocess.facts}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())

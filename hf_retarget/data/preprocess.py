@@ -1,4 +1,4 @@
-"""From images to the input a model was trained on: size, crop, colours, mean and standard deviation."""
+"""Preprocessing of images for a model: size, crop, colours, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hf_retarget.models.timm_models import is_timm
 from hf_retarget.untrusted import read_json
 from hf_retarget.words import nearest
 
-_MODES = {1: "L", 3: "RGB"}  # input channels → PIL's name
-_DECISIVE = {"input_size", "mean", "std"}  # entries without which nothing is known about the input
+_MODES = {1: "L", 3: "RGB"}  # input channels → PIL mode
+_DECISIVE = {"input_size", "mean", "std"}  # a configuration with none of these does not describe the input
 
-# Crops and flips, milder than timm's defaults, which are meant for hundreds of epochs from scratch.
+# Crops and flips, milder than timm's defaults, which suit hundreds of epochs from scratch.
 _AUGMENTATION: dict[str, Any] = {"scale": (0.35, 1.0), "hflip": 0.5, "color_jitter": None}
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The input a model expects; most fields are named as in timm's `pretrained_cfg`, the defaults are ImageNet's.
+    """The input that a model expects, in terms of timm's `pretrained_cfg`; defaults are those of ImageNet.
 
     Example:
         >>> Preprocess.of({"input_size": [3, 32, 32], "crop_pct": 1.0}).input_size
@@ -45,11 +45,11 @@ class Preprocess:
     crop_pct: float = 0.875
     crop_mode: str = "center"
     transform: Callable[[Any], Tensor] | None = field(default=None, repr=False)
-    """What makes the input instead of all that, from an item of the dataset."""
+    """A custom function from an item of the dataset to the input, which replaces all of the above."""
 
     @property
     def sentence(self) -> str:
-        """What is done to images, for people.
+        """A description of what is done to images.
 
         Example:
             >>> Preprocess(mean=(0.5,), std=(0.25,)).sentence
@@ -67,7 +67,7 @@ class Preprocess:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Plain values: all that the input depends on."""
+        """Everything that the input depends on, as plain values."""
         found = {name: value for name, value in vars(self).items() if name != "transform"}
         if self.transform is None:
             return found
@@ -75,7 +75,7 @@ class Preprocess:
 
     @property
     def config(self) -> dict[str, Any]:
-        """In timm's terms, for the configuration of a model; where tensors were used as they are, what suits images."""
+        """The entries for timm's `pretrained_cfg`; for tensors used as they are, a neutral normalisation."""
         if self.transform is None:
             return self.facts
         if len(self.input_size) != 3:  # no images
@@ -84,21 +84,21 @@ class Preprocess:
         return {"input_size": self.input_size, "mean": (0.0,) * channels, "std": (1.0,) * channels, "crop_pct": 1.0}
 
     def fit(self, item: Any) -> Preprocess:
-        """With the size that the function gives to an item."""
+        """With the input size that `transform` gives to an item."""
         return self if self.transform is None else replace(self, input_size=tuple(self.shape()(item).shape))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], image_size: int | None = None, in_chans: int | None = None) -> Preprocess:
         """Read a model's `pretrained_cfg`, with timm's defaults for what it lacks.
 
-        `image_size` overrides height and width, `in_chans` the number of channels: timm keeps the three of the
-        pretrained weights in `pretrained_cfg` when a model is built with another number.
+        `image_size` overrides height and width. `in_chans` overrides the number of channels, which timm does not adapt
+        in `pretrained_cfg` when a model is built with another number.
 
         Example:
             >>> Preprocess.of({"mean": [0.5, 0.5, 0.5]}, image_size=28, in_chans=1).mean
             (0.5,)
         """
-        # timm's resolve_data_config fills in the same defaults, but neither adapts channels nor refuses any.
+        # timm's resolve_data_config fills in the same defaults, but neither adapts nor checks the channels.
         default = cls()
         channels, height, width = config.get("input_size") or default.input_size
         channels = in_chans or channels
@@ -116,7 +116,7 @@ class Preprocess:
         )
 
     def shape(self, augment: bool = False) -> Callable[[Any], Tensor]:
-        """Return a function from one image to bytes of the right colours, size and crop, for `normalise`.
+        """Return a function that converts, resizes and crops an image to bytes, for `normalise`.
 
         Augmentation draws from the global generators of `random` and torch; `Split.batches` seeds and restores them.
 
@@ -128,7 +128,7 @@ class Preprocess:
         if self.transform is not None:
             if augment:
                 raise DataError(
-                    f"{self.sentence}: they cannot be augmented; leave out augment, or do it in preprocess="
+                    f"{self.sentence}: they cannot be augmented; leave out augment, or augment in preprocess="
                 )
             return partial(_make_tensor, self.transform)
         channels, height, width = self.input_size
@@ -137,11 +137,11 @@ class Preprocess:
             (channels, height, width),
             is_training=augment,
             interpolation=self.interpolation,
-            mean=self.mean,  # the colour that crop_mode 'border' pads with
+            mean=self.mean,  # the padding colour of crop_mode 'border'
             normalize=False,
             **options,
         )
-        # Images that have the right size already, as in many small datasets, do not need timm's slower transform.
+        # Images that already have the right size, as in many small datasets, skip timm's slower transform.
         scaled = int(width / self.crop_pct), int(height / self.crop_pct)
         unchanged = scaled if scaled == (width, height) and not augment else None
 
@@ -158,7 +158,7 @@ class Preprocess:
         return shape
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Turn the bytes of an image or a batch into floats, minus mean, over deviation.
+        """Convert the bytes of an image or a batch to floats, normalised by mean and standard deviation.
 
         Example:
             >>> Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3).normalise(torch.tensor([[[255]]] * 3)).flatten()
@@ -171,18 +171,18 @@ class Preprocess:
 
 
 Asked = str | Path | Mapping[str, Any] | Callable[[Any], Tensor]
-"""What may be asked for: "none", a timm data configuration or its JSON file, or a function from an item to a tensor."""
+"""A requested preprocessing: "none", a timm data configuration or its JSON file, or a function from item to tensor."""
 
 
 def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None, asked: Asked | None = None) -> Preprocess:
-    """Choose the preprocessing of a checkpoint: what was asked for, or what its configuration says.
+    """Choose the preprocessing of a checkpoint: the one asked for, or that of its configuration.
 
-    A model of nobody's library that has no configuration gets tensors as they are, and images as floats from 0 to 1.
-    `image_size` overrides the height and width; ModelError if the model is bound to its own.
+    A custom model without a configuration gets tensors as they are, and images as floats from 0 to 1. `image_size`
+    overrides height and width; raises ModelError if the model has a fixed input size.
     """
     own = tuple(checkpoint.config.get("input_size") or ())[1:]
     if image_size and checkpoint.config.get("fixed_input_size") and own != (image_size, image_size):
-        # Position tables and windows have the size of the images.
+        # Position tables and windows depend on the image size.
         size = "×".join(map(str, own))
         raise ModelError(
             f"'{checkpoint.reference}' takes images of {size} only, not of {image_size}×{image_size}; "
@@ -195,26 +195,26 @@ def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None, ask
     described = known or bool(checkpoint.config.keys() & _DECISIVE)
     if callable(asked) or asked == "none" or (asked is None and not described and not image_size):
         if image_size:
-            raise DataError(f"images that are used as they are cannot be made {image_size}×{image_size}; leave out one")
-        # The size is a guess until data is there (`fit`).
+            raise DataError(f"images used as they are cannot be resized to {image_size}×{image_size}; leave out one")
+        # The size is a placeholder until `fit` sees data.
         return Preprocess((channels or 3, 224, 224), transform=asked if callable(asked) else as_tensor)
     config = checkpoint.config if asked is None else _read_config(asked)
     return Preprocess.of(config, image_size, channels)
 
 
 def _read_config(asked: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """A data configuration, from Python or from a file: by itself, or within the config.json of a timm model."""
+    """Read a data configuration from a mapping, from a file, or from the config.json of a timm model."""
     found: Any = asked
     where = "preprocess" if isinstance(asked, Mapping) else str(asked)
     if not isinstance(asked, Mapping):
         try:
             found = read_json(Path(asked).expanduser())
         except (OSError, ValueError) as error:
-            words = "say none, or name a JSON file with a timm data configuration (input_size, mean, std, …)"
+            words = "pass none, or a JSON file with a timm data configuration (input_size, mean, std, …)"
             raise DataError(f"cannot read the preprocessing '{asked}': {error}; {words}") from error
         found = found.get("pretrained_cfg", found) if isinstance(found, dict) else found
     if not isinstance(found, Mapping) or not found.keys() & _DECISIVE:
-        raise DataError(f"'{where}' is no preprocessing: it has none of timm's {', '.join(sorted(_DECISIVE))}")
+        raise DataError(f"'{where}' is not a data configuration: it has none of timm's {', '.join(sorted(_DECISIVE))}")
     names = {each.name for each in fields(Preprocess)} - {"transform"}
     for name in found.keys() - names - {each.name for each in fields(PretrainedCfg)}:
         if hint := nearest(name, sorted(names)):
@@ -223,7 +223,7 @@ def _read_config(asked: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_tensor(item: Any) -> Tensor:
-    """Tensors and arrays of floats as they are; bytes and images as floats from 0 to 1, channels first.
+    """Convert to a tensor: floats as they are; bytes and images as floats from 0 to 1, channels first.
 
     Example:
         >>> as_tensor(torch.tensor([-1.5, 2.0]))
@@ -235,7 +235,7 @@ def as_tensor(item: Any) -> Tensor:
         return item.float() / 255 if item.dtype == torch.uint8 else item.float()
     array = np.array(item)
     if array.dtype.kind not in "fiub":
-        raise DataError(f"a {type(item).__name__} is no tensor, array or image; name a function with preprocess=")
+        raise DataError(f"a {type(item).__name__} is not a tensor, array or image; pass a function with preprocess=")
     found = torch.from_numpy(array)
     if found.ndim == 2:
         found = found[None]
@@ -247,7 +247,7 @@ def as_tensor(item: Any) -> Tensor:
 def _make_tensor(transform: Callable[[Any], Tensor], item: Any) -> Tensor:
     found = transform(item)
     if not isinstance(found, Tensor) or not found.ndim:
-        raise DataError(f"{_name(transform)} must make a tensor of an image, not a {type(found).__name__}")
+        raise DataError(f"{_name(transform)} must return a tensor, not a {type(found).__name__}")
     return found.float()
 
 
@@ -259,5 +259,5 @@ def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
     if len(values) == channels:
         return tuple(float(value) for value in values)
     if len(values) not in _MODES:
-        raise DataError(f"the model's mean or std has {len(values)} numbers; there are images of 1 or 3 channels")
+        raise DataError(f"the model's mean or std has {len(values)} values; supported are 1 and 3 channels")
     return (sum(values) / len(values),) * channels

@@ -1,4 +1,4 @@
-"""Labelled images as rows of a `datasets` table or of any Python dataset, and which columns and splits to use."""
+"""Labelled images as rows of a `datasets` table or a Python dataset; choosing columns and splits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_retarget.recipe.options import DataOptions
 from hf_retarget.untrusted import read_bytes
 
 FORMATS = ("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
-"""Formats that are decoded. Of the others that PIL knows, some start programs (EPS) or are not images at all."""
+"""Formats that are decoded. Some of PIL's other formats start programs (EPS) or are not images."""
 MAX_IMAGE_BYTES = 256 << 20
 
 TRAIN = ("train", "training")
@@ -32,27 +32,27 @@ USUAL_COLUMNS = {
     "label": ("label", "labels", "fine_label", "class", "target", "category"),
 }
 
-_HASH_ALL = 10_000  # a digest reads all images, if there are no more than this,
-_HASH_SOME = 2_000  # and else about this many, evenly spaced
+_HASH_ALL = 10_000  # up to this number, all images are hashed,
+_HASH_SOME = 2_000  # otherwise about this many, evenly spaced
 _READ_AT_ONCE = 500
 _SMALL_TABLE = 64 * 2**20  # bytes
 
 
 class Rows(ABC):
-    """Images and their labels as they were found: numbers or names."""
+    """Images and their original labels, numbers or names."""
 
     labels: Sequence[Any]
     names: Names | None
-    """The names of the labels that are numbers."""
+    """The names of numeric labels."""
     unlabelled: str = ""
-    """If there are no labels, what to say to whoever needs them; the labels are then all 0."""
+    """If there are no labels, an error message for users that need them; the labels are then all 0."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def read(self, row: int) -> bytes:
-        """Read one encoded image, or anything that differs where images differ."""
+        """Read one encoded image, or other bytes that identify it."""
 
     @abstractmethod
     def name(self, row: int) -> str:
@@ -63,17 +63,17 @@ class Rows(ABC):
         return open_image(self.read(row))
 
     def item(self, row: int) -> Any:
-        """What the dataset holds, for a preprocessing of the user's own: an image, or a tensor or array as it is."""
+        """The dataset's own item for a custom preprocessing: an image, or a tensor or array as it is."""
         return self.image(row)
 
     def read_all(self, rows: Sequence[int]) -> list[bytes]:
-        """Read several images; empty where one cannot be read."""
+        """Read several images; empty for those that cannot be read."""
         return [read_or_empty(self.read, row) for row in rows]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset that was found. Its splits are opened only when they are chosen."""
+    """A dataset whose splits are opened only when they are used."""
 
     name: str
     splits: Mapping[str, Callable[[], Rows]]
@@ -82,7 +82,7 @@ class Source:
 
 
 def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tuple[str, str | None]:
-    """Choose the split to train on, and the one to test on if there is one.
+    """Choose the training split, and the test split if there is one.
 
     Example:
         >>> choose_splits("pets", ["validation", "train", "extra"], DataOptions())
@@ -95,16 +95,18 @@ def choose_splits(name: str, splits: Sequence[str], options: DataOptions) -> tup
     train = options.train_split or next((by_name[each] for each in TRAIN if each in by_name), None)
     if train is None and len(splits) > 1:
         raise DataError(
-            f"'{name}' has the splits {', '.join(map(repr, splits))}; choose the one to train on "
+            f"'{name}' has the splits {', '.join(map(repr, splits))}; choose the training split "
             "with 'train_split' (--data-train-split)"
         )
     train = train or splits[0]
     if options.test_split == train:
-        raise DataError(f"'{train}' cannot be both the training and the test split; name another for one of them")
+        raise DataError(f"'{train}' cannot be both the training and the test split; change one of them")
     found = (by_name[each] for each in TEST if each in by_name)
     test = options.test_split or next((each for each in found if each not in (train, options.validation_split)), None)
     if options.validation_split in (train, test) and options.validation_split is not None:
-        raise DataError(f"'{options.validation_split}' cannot be the validation split: it is trained or tested on")
+        raise DataError(
+            f"'{options.validation_split}' cannot be the validation split: it is used to train or test; choose another"
+        )
     return train, test
 
 
@@ -119,9 +121,9 @@ def open_tables(
     revision: str | None = None,
     places: tuple[Path, ...] | None = None,
 ) -> Source:
-    """Open a `datasets.Dataset`, or a mapping from the names of splits to several.
+    """Open a `datasets.Dataset`, or a mapping from split names to several.
 
-    Rows may name files below `places` (anywhere, if None).
+    Rows may refer to files below `places` (anywhere, if None).
     """
     if not isinstance(tables, Mapping):
         tables = {tables.split or "train": tables}
@@ -138,7 +140,7 @@ class TableRows(Rows):
     labels: Sequence[Any]
     names: Names | None
     places: tuple[Path, ...] | None
-    """Folders with the files that rows may name instead of holding an image; None if they may be anywhere."""
+    """Folders with the files to which rows may refer instead of containing an image; None allows any file."""
     unlabelled: str = ""
 
     @classmethod
@@ -157,7 +159,7 @@ class TableRows(Rows):
 
     @cached_property
     def _cells(self) -> Sequence[Any]:
-        """The encoded images; those of a small table all at once, as reading single rows is slower than decoding."""
+        """The encoded images; those of a small table at once, as reading single rows is slower than decoding."""
         cells: Sequence[Any] = self.dataset[self.image_column]
         return cells[:] if self.dataset.data.nbytes <= _SMALL_TABLE else cells
 
@@ -177,24 +179,24 @@ class TableRows(Rows):
         return cell["bytes"] or read_bytes(self._locate(cell["path"]), MAX_IMAGE_BYTES)
 
     def _locate(self, path: str) -> Path:
-        """The file that a row names. A downloaded table must not read other files of this machine."""
+        """The file to which a row refers. A downloaded table must not read other files of this machine."""
         if self.places is None:
             return Path(path)
         for place in self.places:
             below = (place / path).resolve()
             if below.is_relative_to(place.resolve()):
                 return below
-        raise ValueError("the row holds no image, but names a file outside the data")
+        raise ValueError("the row contains no image, and names a file outside the data")
 
 
 def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str, str | None]:
-    """Find the columns of images and of labels: those asked for, the only likely ones, or those with a usual name.
+    """Find the columns of images and labels: those asked for, the only candidates, or those with a usual name.
 
-    None if no column could hold labels.
+    The label column is None if no column could contain labels.
     """
     import datasets
 
-    def could_be_images(feature: Any) -> bool:  # encoded, without declaring it: bytes, or bytes and a path
+    def could_be_images(feature: Any) -> bool:  # encoded but not declared as images: bytes, or bytes and a path
         if isinstance(feature, dict):
             return set(feature) == {"bytes", "path"}
         return getattr(feature, "dtype", None) in ("binary", "large_binary")
@@ -211,7 +213,7 @@ def find_columns(features: Mapping[str, Any], options: DataOptions) -> tuple[str
 
 
 def label_names(feature: Any) -> Names | None:
-    """The label names that a column declares."""
+    """The label names declared by a column."""
     import datasets
 
     return tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
@@ -227,7 +229,7 @@ def _pick(
         if asked not in features:
             raise DataError(f"there is no column '{asked}'{suggest(asked, list(features))}")
         if asked not in able:
-            better = f"these could: {', '.join(map(repr, able))}" if able else "no other column does either"
+            better = f"candidates: {', '.join(map(repr, able))}" if able else "no other column does either"
             raise DataError(f"column '{asked}' does not hold {kind}s; {better}")
         return asked
     if not likely:
@@ -244,8 +246,8 @@ def _pick(
 # ---- datasets of Python
 
 
-def open_items(data: Any, options: DataOptions, labels: Sequence[str] | None = None) -> Source:
-    """Open data from Python: one split, or a mapping from the names of splits to their items.
+def open_items(data: Any, options: DataOptions) -> Source:
+    """Open data from Python: one split, or a mapping from split names to items.
 
     Example:
         >>> pairs = [(np.zeros((8, 8), np.uint8), "cat"), (np.ones((8, 8), np.uint8), "dog")]
@@ -261,12 +263,12 @@ def open_items(data: Any, options: DataOptions, labels: Sequence[str] | None = N
     name = type(next(iter(data.values()))).__name__
     if all(isinstance(split, datasets.Dataset) for split in data.values()):
         return open_tables(name, data, options)
-    return Source(name, {str(split): partial(ItemRows.of, items, labels) for split, items in data.items()})
+    return Source(name, {str(split): partial(ItemRows.of, items) for split, items in data.items()})
 
 
 @dataclass(frozen=True)
 class ItemRows(Rows):
-    """Items of a torch dataset or of any sequence of (image, label), or of images alone: PIL, arrays or tensors."""
+    """Items of a torch dataset or sequence: (image, label) or only images, which are PIL images, arrays or tensors."""
 
     dataset: Any
     labels: Sequence[Any]
@@ -274,10 +276,10 @@ class ItemRows(Rows):
     unlabelled: str = ""
 
     @classmethod
-    def of(cls, items: Any, names: Sequence[str] | None) -> ItemRows:
-        """Check the first item, and find the labels of all."""
+    def of(cls, items: Any) -> ItemRows:
+        """Check the first item, and collect all labels."""
         if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
-            raise DataError(f"a {type(items).__name__} has no length or no items by number; give a map-style dataset")
+            raise DataError(f"a {type(items).__name__} has no length or cannot be indexed; give a map-style dataset")
         if not len(items):
             raise DataError(f"the {type(items).__name__} is empty")
         missing = f"the items of a {type(items).__name__} are not pairs (image, label)"
@@ -287,15 +289,15 @@ class ItemRows(Rows):
             _, _ = first
         except (TypeError, ValueError) as error:
             raise DataError(missing) from error
-        whole = items
-        while not names and whole is not None:  # torchvision's datasets have `classes`, a subset those of its dataset
+        names, whole = None, items
+        while not names and whole is not None:  # torchvision's datasets have `classes`; look inside subsets
             names, whole = getattr(whole, "classes", None), getattr(whole, "dataset", None)
         return cls(items, _targets(items), tuple(map(str, names)) if names else None)
 
     def read(self, row: int) -> bytes:
         try:
             image = self.image(row)
-        except DataError:  # a tensor that is no image
+        except DataError:  # a tensor that is not an image
             array = np.asarray(self.item(row))
             return repr((array.dtype, array.shape)).encode() + array.tobytes()
         return repr((image.mode, image.size)).encode() + image.tobytes()
@@ -311,7 +313,7 @@ class ItemRows(Rows):
 
 
 def _targets(items: Any) -> list[Any]:
-    """The labels from `targets`, if possible: reading an item decodes its image."""
+    """The labels, from `targets` if possible, since reading an item decodes its image."""
     if hasattr(items, "dataset") and hasattr(items, "indices"):
         whole = _targets(items.dataset)
         return [whole[index] for index in items.indices]
@@ -325,22 +327,22 @@ def _targets(items: Any) -> list[Any]:
 
 
 def open_image(content: bytes) -> Image.Image:
-    """Decode an image and apply its EXIF orientation, as `datasets` does; raises whatever PIL raises."""
+    """Decode an image and apply its EXIF orientation, as `datasets` does; raise whatever PIL raises."""
     if len(content) > MAX_IMAGE_BYTES:
         raise ValueError(f"it has {len(content):,} bytes, and at most {MAX_IMAGE_BYTES:,} are read")
     Image.init()  # registers the less common formats
     try:
         with Image.open(io.BytesIO(content), formats=[each for each in FORMATS if each in Image.OPEN]) as image:
-            ImageOps.exif_transpose(image, in_place=True)  # loads it, too
-            if image.mode in ("F", "LAB"):  # PIL would cut floats off at 255, and does not convert the other
-                raise ValueError(f"its pixels are of the kind {image.mode}; save it in colours or grey, with 8 bits")
+            ImageOps.exif_transpose(image, in_place=True)  # also loads it
+            if image.mode in ("F", "LAB"):  # PIL would clip floats at 255, and does not convert LAB
+                raise ValueError(f"its pixels have mode {image.mode}; save it in colour or greyscale with 8 bits")
             return image
     except UnidentifiedImageError:
         raise ValueError("it is not an image that can be read") from None
 
 
 def as_image(value: Any) -> Image.Image:
-    """Turn an array (height × width × channels) or a tensor (channels × height × width) into a PIL image.
+    """Convert an array (height × width × channels) or tensor (channels × height × width) to a PIL image.
 
     Example:
         >>> as_image(torch.zeros(3, 2, 4)).size
@@ -356,7 +358,7 @@ def as_image(value: Any) -> Image.Image:
         if not (value.min() >= 0 and value.max() <= 1):
             raise DataError(
                 f"an image has values from {value.min():.3g} to {value.max():.3g}, not from 0 to 1; "
-                "give images before normalisation, which is done here as the model's configuration says, or say "
+                "give images before normalisation, which the model's configuration takes care of, or pass "
                 'preprocess="none"'
             )
         value = np.round(value * 255).astype(np.uint8)  # torchvision's to_pil_image would round down
@@ -372,7 +374,7 @@ def _describe(value: Any) -> str:
 
 
 def hash_rows(rows: Rows) -> list[bytes]:
-    """The sha256 of each image or, of a large set, of some that are evenly spaced."""
+    """The sha256 of each image or, in a large set, of an evenly spaced sample."""
     count = len(rows)
     picked = range(0, count, 1 if count <= _HASH_ALL else count // _HASH_SOME)
     parts = (picked[start : start + _READ_AT_ONCE] for start in range(0, len(picked), _READ_AT_ONCE))
@@ -380,8 +382,8 @@ def hash_rows(rows: Rows) -> list[bytes]:
 
 
 def read_or_empty(read: Callable[..., bytes], *arguments: Any) -> bytes:
-    """Return what `read` returns, or nothing if it fails: `Split` reports the error when the image is needed."""
+    """Return the result of `read`, or empty bytes if it fails: `Split` reports the error when the image is used."""
     try:
         return read(*arguments)
-    except Exception:  # decoders and datasets raise errors of every kind
+    except Exception:  # decoders and datasets may raise anything
         return b""

@@ -1,1 +1,1 @@
-"""How good a model is: weights into a model, BatchNorm statistics reset, scores on a split."""
+"""Evaluation: loading weights, resetting BatchNorm statistics, scoring and comparing models."""

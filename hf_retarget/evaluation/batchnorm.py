@@ -1,4 +1,4 @@
-"""BatchNorm statistics re-estimated from images: those of a ported model fit neither of the models it came from."""
+"""Re-estimates BatchNorm statistics: those of neither model that a port is made of fit the ported weights."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import DataError, NotFiniteError
-from hf_retarget.matching.gradients import enough_for_batchnorm
+from hf_retarget.matching.gradients import Batch, enough_for_batchnorm
 from hf_retarget.progress import SILENT, Progress
-
-Batch = tuple[Any, Tensor]
-"""Inputs and labels."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The running statistics of one layer in two figures: how long the mean is, and the average variance."""
+    """A summary of a layer's running statistics: the norm of the mean, and the average variance."""
 
     mean_norm: float
     variance: float
@@ -30,7 +27,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class BatchNormReset:
-    """What a reset did: the statistics of each layer before and after, and from how many minibatches."""
+    """The statistics of each layer before and after a reset, and the number of minibatches used."""
 
     before: Mapping[str, Statistics]
     after: Mapping[str, Statistics]
@@ -38,11 +35,11 @@ class BatchNormReset:
 
     @property
     def layers(self) -> int:
-        """The number of layers that were reset."""
+        """The number of layers reset."""
         return len(self.after)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Convert to JSON values."""
         layers = {
             name: {"before": asdict(self.before[name]), "after": asdict(after)} for name, after in self.after.items()
         }
@@ -58,8 +55,8 @@ def reset_batchnorm(
 ) -> BatchNormReset:
     """Replace the running statistics of all BatchNorm layers by their averages over minibatches; nothing else changes.
 
-    A model without such layers is left alone and nothing is drawn from `batches`. Every process runs all minibatches
-    (a few are enough), so that all agree exactly. If anything goes wrong, the old statistics are put back.
+    If there are no such layers, nothing is drawn from `batches`. Every process runs all minibatches (a few are enough),
+    so that all agree exactly. On errors, the old statistics are restored.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
@@ -89,7 +86,7 @@ def reset_batchnorm(
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Whether a model has statistics to reset."""
+    """Whether a model has BatchNorm statistics to reset."""
     return any(_keeps_statistics(each) for each in model.modules())
 
 
@@ -108,15 +105,15 @@ def _summary(norm: nn.Module) -> Statistics:
 
 @contextmanager
 def _estimating(model: nn.Module, norms: list[nn.Module]) -> Iterator[None]:
-    """Statistics at zero and averaged cumulatively, all but BatchNorm in evaluation mode; the modes as before after."""
+    """Start cumulative averages, with everything but BatchNorm in evaluation mode; restore all modes afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
-    model.train().eval()  # by way of train(): some models keep what they derived from their weights until then
+    model.train().eval()  # train() drops values that some models derive from their weights and cache
     for norm in norms:
         norm.reset_running_stats()  # type: ignore[operator]  # the method of _BatchNorm
-        norm.momentum = None  # type: ignore[assignment]  # torch's sign for a cumulative average
-        norm.training = True  # not train(): timm's BatchNorm layers may hold dropout
+        norm.momentum = None  # type: ignore[assignment]  # torch's notation for a cumulative average
+        norm.training = True  # not train(): timm's BatchNorm layers may contain dropout
     try:
         yield
     except BaseException:

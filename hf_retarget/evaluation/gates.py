@@ -1,4 +1,4 @@
-"""Gates: what is looked at before any verdict, so that no port is praised on inputs that make no sense."""
+"""Gates: sanity checks before any verdict, so that no port is recommended on inputs that make no sense."""
 
 from __future__ import annotations
 
@@ -8,52 +8,51 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_retarget.document import CLEAR, GateFacts, RelationFacts
-from hf_retarget.evaluation.paired import measure_lead
-from hf_retarget.evaluation.scorer import Score
+from hf_retarget.evaluation.scorer import Score, measure_lead
 from hf_retarget.words import percent, plural
 
-_FAR_BELOW = 3.0  # standard errors below guessing from which labels must be in another order
+_FAR_BELOW = 3.0  # standard errors below chance from which labels must be in another order
 UNLIKE = 0.2
-"""Cosine of the old base and the tuned model below which it was tuned from another: models that were trained apart have
-less, and what was tuned for long, from random weights, has more."""
-_NAMED = 3  # missing classes that are named
+"""Cosine of the old base and the tuned model below which it was tuned from another base: models that were trained apart
+have less, and even long training from random weights leaves more."""
+_NAMED = 3  # missing classes to name
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What gates look at; None where it is not known."""
+    """The input of gates; None where unknown."""
 
     relation: RelationFacts | None = None
-    """How far apart the three models are."""
+    """The distances between the three models."""
     head_tuned: bool | None = None
-    """Whether the tuned model has another head than the old base."""
+    """Whether the head of the tuned model differs from the old base's."""
     counts: Mapping[str, Sequence[int]] | None = None
-    """Images of each class, `training` and `test`."""
+    """The number of `training` and `test` images of each class."""
     labels: Sequence[str] | None = None
     """The names of the classes."""
     tuned: Score | None = None
-    """Of the tuned model, on the images to choose by: accuracy, or without labels agreement with itself."""
+    """The tuned model's score on the images to choose by: accuracy or, without labels, agreement with itself."""
     labelled: bool = True
     """Whether that score is an accuracy."""
     tests: Mapping[str, Score] | None = None
-    """Test scores of the port (`""`) and, by label, of what takes no gradients."""
+    """Test scores of the port (`""`) and, by label, of contenders without gradients."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One thing to look at."""
+    """One sanity check."""
 
     name: str
     looks_at: str
     needs: str
-    """The field of the evidence without which nothing can be said."""
+    """The field of the evidence that is required."""
     find: Callable[[Evidence, Any], str]
-    """What is wrong, in words, from the evidence and that field; empty if all is well."""
+    """Describes what is wrong, given the evidence and that field; empty if nothing is."""
     advice: str
     is_error: bool = False
-    """Whether nothing sensible can come out; otherwise it leads the verdict."""
+    """Whether it rules out a port; otherwise it is a warning that leads the verdict."""
     in_verdict: bool = False
-    """Whether the verdict says so itself."""
+    """Whether the verdict itself already says so."""
 
 
 def _find_untuned(seen: Evidence, bases: RelationFacts) -> str:
@@ -107,16 +106,16 @@ def _find_below_chance(seen: Evidence, tuned: Score) -> str:
 def _find_chance(seen: Evidence, tuned: Score) -> str:
     if not seen.labelled:
         same = len(set(tuned.predictions)) == 1 and tuned.count > 1
-        return f"the tuned model gives all {tuned.count:,} images one answer" if same else ""
+        return f"the tuned model gives the same answer to all {tuned.count:,} images" if same else ""
     chance, error = _guess(tuned)
     if tuned.top1 > chance + CLEAR * error:
         return ""
     right = f"{percent(tuned.top1)} of {plural(tuned.count, 'image')} right"
-    return f"the tuned model has {right}, not shown to be more than guessing ({percent(chance)})"
+    return f"the tuned model has {right}, not significantly more than guessing ({percent(chance)})"
 
 
 def _guess(score: Score) -> tuple[float, float]:
-    """The accuracy of guessing, and its standard error on as many images."""
+    """The accuracy of guessing, and its standard error on this number of images."""
     chance = 1 / max(len(score.per_class), 2)
     return chance, math.sqrt(chance * (1 - chance) / max(score.count, 1))
 
@@ -208,11 +207,11 @@ GATES = (
         in_verdict=True,
     ),
 )
-"""All of them, in the order in which they are looked at."""
+"""All gates, in order."""
 
 
 def look_at_gates(seen: Evidence) -> tuple[GateFacts, ...]:
-    """What each gate finds."""
+    """The findings of all gates."""
     found = []
     for gate in GATES:
         needed = getattr(seen, gate.needs)
@@ -222,12 +221,12 @@ def look_at_gates(seen: Evidence) -> tuple[GateFacts, ...]:
 
 
 def list_errors(found: Iterable[GateFacts]) -> list[str]:
-    """What rules out a port."""
+    """Findings that rule out a port."""
     errors = {gate.name for gate in GATES if gate.is_error}
     return [each.found for each in found if each.found and each.name in errors]
 
 
 def list_warnings(found: Iterable[GateFacts]) -> list[str]:
-    """What leads the verdict."""
+    """Findings that lead the verdict."""
     leading = {gate.name for gate in GATES if not gate.is_error and not gate.in_verdict}
     return [each.found for each in found if each.found and each.name in leading]

@@ -1,12 +1,11 @@
-"""Scoring: weights are loaded, BatchNorm statistics reset and images evaluated here and nowhere else."""
+"""Scoring, the only place that loads weights, resets BatchNorm and evaluates images; comparing scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -15,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from hf_retarget.data import BatchCache
 from hf_retarget.data.batches import Batch, ImageData, Split, derive_seed
+from hf_retarget.document import Lead
 from hf_retarget.errors import DataError, ModelError, NotFiniteError
 from hf_retarget.evaluation.batchnorm import BatchNormReset, reset_batchnorm
 from hf_retarget.progress import SILENT, Progress
@@ -23,27 +23,24 @@ from hf_retarget.run import Run
 
 Tensors = Mapping[str, Tensor]
 
-Loss = Callable[[Any, Tensor], Tensor]
-"""From the model's output and the labels to a scalar, averaged over the batch."""
-
 
 @dataclass(frozen=True)
 class Score:
-    """What was measured. Accuracies lie between 0 and 1."""
+    """The result of an evaluation. Accuracies are between 0 and 1."""
 
     loss: float
     top1: float
     top5: float | None
-    """None if there are five classes or fewer."""
+    """None for five classes or fewer."""
     count: int
     per_class: tuple[float | None, ...]
-    """The accuracy on each class, None where there was no image of it."""
+    """The accuracy on each class, None for classes without images."""
     confusion: tuple[tuple[int, ...], ...]
-    """One row for each true class: how often each class was predicted."""
+    """One row per true class: how often each class was predicted."""
     predictions: tuple[int, ...]
-    """The predicted class of every image, in the order of the batches."""
+    """The predicted class of each image, in the order of the batches."""
     labels: tuple[int, ...] = ()
-    """The true class of every image, in the same order."""
+    """The true class of each image, in the same order."""
 
     @property
     def right(self) -> tuple[bool, ...]:
@@ -52,30 +49,30 @@ class Score:
 
 
 class Scorer:
-    """One model in which all weights to be scored take turns."""
+    """Scores weights by loading them into one model, in turn."""
 
     def __init__(self, model: nn.Module, data: ImageData, classes: int, options: PortOptions, run: Run) -> None:
         self.model, self.data, self.classes, self.options, self.run = model, data, classes, options, run
         self.images = 0
-        """Images that went forward so far."""
+        """Images of all forward passes so far."""
         size = data.train.preprocess.input_size
         self._batches = BatchCache(size)
         self._channels_last = run.accelerator.device.type == "cpu" and _takes_channels_last(model, size)
 
     def load(self, weights: Tensors, parameters: Tensors | None = None) -> None:
-        """Put a whole state dict into the model, and then, if given, other parameters."""
+        """Load a state dict and then, if given, other parameters."""
         self.model.load_state_dict(dict(weights))
         if parameters is not None:
             with torch.no_grad():
-                for name, parameter in self.model.named_parameters():  # tied ones once: both names get the new value
+                for name, parameter in self.model.named_parameters():  # each tied one once
                     parameter.copy_(parameters[name])
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the weights that are in the model."""
+        """A copy of the model's weights."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
 
     def reset_batchnorm(self) -> BatchNormReset:
-        """Estimate the BatchNorm statistics that fit the weights in the model, always from the same images."""
+        """Estimate the BatchNorm statistics for the model's weights, always from the same images."""
         options, run = self.options, self.run
         if not options.bn_batches:
             return BatchNormReset({}, {}, 0)
@@ -92,7 +89,7 @@ class Scorer:
         return done
 
     def score(self, split: Split) -> Score:
-        """Score the weights in the model on a split."""
+        """Score the model's weights on a split."""
         run, self.images = self.run, self.images + len(split)
         with run.clock.stage("evaluation"), self._laid_out():
             return score_model(
@@ -105,10 +102,10 @@ class Scorer:
             )
 
     def answer(self, split: Split, layer: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """The outputs of the model for every image of a split, and what goes into one of its layers.
+        """The model's outputs for every image of a split, and the inputs of one of its layers.
 
-        Without a layer, the second is empty; images that cannot be read have zeros. Every process runs all images, so
-        that all agree exactly.
+        Without a layer, the latter are empty; unreadable images have zeros. Every process runs all images, so that all
+        agree exactly.
         """
         run, device, inner, found = self.run, self.run.accelerator.device, list[Tensor](), list[tuple[Tensor, Tensor]]()
         hook = layer.register_forward_pre_hook(lambda _, inputs: inner.append(inputs[0])) if layer else None
@@ -144,12 +141,12 @@ class Scorer:
 
     def _draw(self, split: Split) -> Iterable[Batch]:
         size, run = self.options.eval_batch, self.run
-        # Two sets of images may have one name, and one set may get other labels.
+        # Different images may have the same name, and the same images different labels.
         key = f"{split.name}/{id(split.rows)}/{hash(split.targets.numpy().tobytes())}"
         return self._batches.get(key, len(split), lambda: self._move(split.batches(size, workers=run.workers)))
 
     def _move(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """With the images on the device, where those that are kept stay."""
+        """Move images to the device, where cached ones stay."""
         return ((inputs.to(self.run.accelerator.device), labels) for inputs, labels in batches)
 
 
@@ -181,15 +178,14 @@ def score_model(
     batches: Iterable[Batch],
     classes: int,
     *,
-    loss: Loss = cross_entropy,
     accelerator: Accelerator | None = None,
     progress: Progress = SILENT,
     total: int | None = None,
 ) -> Score:
     """Score a model on labelled batches.
 
-    With several processes each runs every n-th batch; all get the same score, and the same as one process alone.
-    Of classes that score equally, the first is predicted. A model that answers with NaN is an error.
+    With n processes each runs every n-th batch; all get the same score as a single process. Ties between classes are
+    resolved in favour of the first. Raises NotFiniteError if an output is NaN.
 
     Example:
         >>> score = score_model(nn.Identity(), [(torch.eye(3), torch.tensor([0, 1, 1]))], classes=3)
@@ -200,7 +196,7 @@ def score_model(
     rank, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     model.to(device)
     labels: list[Tensor] = []
-    ranked: list[Tensor] = []  # the best classes of each image, from the first on
+    ranked: list[Tensor] = []  # the best classes of each image, in order
     losses: list[float] = []
     with torch.no_grad(), _evaluating(model):
         for number, (inputs, answers) in enumerate(progress.track(batches, "evaluating", total)):
@@ -211,18 +207,18 @@ def score_model(
             if number % processes == rank and len(answers):
                 with accelerator.autocast() if accelerator else nullcontext():
                     output = model(inputs.to(device))
-                    losses[-1] = float(loss(output, answers.to(device))) * len(answers)
+                    losses[-1] = float(cross_entropy(output, answers.to(device))) * len(answers)
                 ranked[-1] = _best(output, classes)
                 losses[-1] = math.nan if output.isnan().any() else losses[-1]
     if not labels:
         raise DataError("there are no images to evaluate on; is the split empty?")
-    # What other processes did is zero here, and x + 0 is exactly x: the sums below do not see who did what.
+    # Batches of other processes are zero here; as x + 0 is exactly x, the sums do not depend on the distribution.
     both = [torch.cat(ranked), torch.tensor(losses, dtype=torch.float64)]
     if accelerator is not None and processes > 1:
         both = [accelerator.reduce(each.to(device), "sum").cpu() for each in both]
     if (broken := both[1].isnan()).any():  # in all processes alike
         batch = int(broken.nonzero()[0, 0])
-        raise NotFiniteError(f"the model answers images of batch {batch + 1} with NaN: its weights are broken")
+        raise NotFiniteError(f"the model's outputs for batch {batch + 1} are NaN: its weights are broken")
     return _score(torch.cat(labels), both[0], both[1].tolist(), classes)
 
 
@@ -243,7 +239,7 @@ def _score(labels: Tensor, ranked: Tensor, losses: list[float], classes: int) ->
 
 
 def score_outputs(outputs: Tensor, labels: Tensor) -> Score:
-    """The score of outputs that were computed elsewhere.
+    """The score of given outputs.
 
     Example:
         >>> score_outputs(torch.eye(3), torch.tensor([0, 1, 1])).right
@@ -259,7 +255,7 @@ def _best(output: Tensor, classes: int) -> Tensor:
             f"the model's output has shape {list(output.shape)}, but there are {classes} classes; "
             "the model needs a head with one output per class"
         )
-    # A zero head scores all classes equally, and argmax and topk may then choose as they like; a stable sort may not.
+    # With a zero head all classes tie, and the result of argmax and topk is undefined; a stable sort is not.
     return output.float().argsort(dim=1, descending=True, stable=True)[:, :5].cpu()
 
 
@@ -274,12 +270,40 @@ def _check_labels(labels: Tensor, classes: int, number: int) -> None:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module is in the mode it was in."""
+    """Evaluation mode; afterwards, the mode of every module is restored."""
     modes = [(module, module.training) for module in model.modules()]
-    model.train().eval()  # by way of train(): some models keep what they derived from their weights until then
+    model.train().eval()  # train() drops values that some models derive from their weights and cache
     try:
         yield
     finally:
         model.train()
         for module, training in modes:
             module.training = training
+
+
+# ---- two models on the same images
+
+
+def measure_lead(ours: Score, theirs: Score) -> Lead:
+    """The difference of two accuracies on the same images, with its standard error."""
+    return Lead(ours.top1 - theirs.top1, paired_error(ours, theirs))
+
+
+def paired_error(ours: Score, theirs: Score) -> float:
+    """The standard error of the difference of two accuracies on the same images; only flips contribute.
+
+    Example:
+        >>> answers = ((0, 0, 0, 0), (0, 1, 1, 0))
+        >>> ours, theirs = (Score(1.0, 0.5, None, 4, (), (), said, (0, 0, 1, 1)) for said in answers)
+        >>> round(paired_error(ours, theirs), 3), paired_error(ours, ours)
+        (0.354, 0.0)
+    """
+    only_ours, only_theirs = count_flips(ours, theirs)
+    count = max(ours.count, 1)
+    return math.sqrt(max(only_ours + only_theirs - (only_ours - only_theirs) ** 2 / count, 0)) / count
+
+
+def count_flips(before: Score, after: Score) -> tuple[int, int]:
+    """The numbers of images that only `before` has right (negative flips), and that only `after` has right."""
+    pairs = list(zip(before.right, after.right, strict=True))
+    return sum(one and not two for one, two in pairs), sum(two and not one for one, two in pairs)

@@ -1,4 +1,4 @@
-"""Which axes of a model may be permuted together without changing its function: derived and verified."""
+"""Permutation graphs: which axes of a model may be permuted together without changing its function."""
 
 from hf_retarget.graph.permutation import Axis, Block, Factor, Layout, Permutation
 from hf_retarget.graph.permutation_graph import (

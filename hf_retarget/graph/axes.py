@@ -1,4 +1,4 @@
-"""The axis algebra: atoms that axes are made of, how they are split and cut, and what unifies them."""
+"""The axis algebra: atoms that axes are made of, and how these are split, cut and unified."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 
 class Misaligned(Exception):
-    """Two axes, or an axis and a shape, do not fit each other's factors; the caller pins what is involved."""
+    """Two axes, or an axis and a shape, do not have compatible factors; the caller pins them."""
 
 
 class Pin(NamedTuple):
-    """Why an atom may not be permuted, and what decided it."""
+    """Why an atom may not be permuted, and the operator that decided it."""
 
     reason: str
     where: str = ""
@@ -30,7 +30,7 @@ class Key(NamedTuple):
     length: int
 
     def covers(self, other: Key) -> bool:
-        """Whether `other` is the same part of the same atom, or lies inside it."""
+        """Whether `other` is the same part of the same atom, or a part of it."""
         inside = self.start <= other.start and other.start + other.length <= self.start + self.length
         return inside and find(self.atom) is find(other.atom)
 
@@ -40,12 +40,12 @@ class Key(NamedTuple):
         return meet and find(self.atom) is find(other.atom)
 
     def same(self, other: Key) -> bool:
-        """Whether both name the same part, given all unifications so far."""
+        """Whether both are the same part, given all unifications so far."""
         return self.covers(other) and self.length == other.length
 
 
 class Atom:
-    """An index set of `size` elements that is permuted as one: whole, a product of factors, or a sum of parts."""
+    """An index set of `size` elements: whole, a product of factors, or a sum of parts."""
 
     __slots__ = ("factors", "parent", "parts", "pin", "size", "special")
 
@@ -94,7 +94,7 @@ def find(atom: Atom) -> Atom:
 
 
 def flat(axis: Iterable[Atom]) -> list[Atom]:
-    """The axis as whole atoms and sums, products multiplied out and atoms of size one dropped."""
+    """The axis as whole atoms and sums, with products expanded and atoms of size one dropped."""
     result = []
     for atom in axis:
         root = find(atom)
@@ -111,7 +111,7 @@ def size_of(axis: Iterable[Atom]) -> int:
 
 
 def leaves(axis: Iterable[Atom]) -> Iterator[Atom]:
-    """All whole atoms in the axis, those inside sums included."""
+    """All whole atoms in the axis, including those inside sums."""
     for atom in flat(axis):
         if atom.parts is None:
             yield atom
@@ -120,12 +120,12 @@ def leaves(axis: Iterable[Atom]) -> Iterator[Atom]:
 
 
 def starts(parts: Sequence[Atom]) -> list[int]:
-    """The offset at which each part begins."""
+    """The offset of each part."""
     return list(accumulate((part.size for part in parts), initial=0))[:-1]
 
 
 def sum_of(axes: Sequence[Iterable[Atom]]) -> Atom:
-    """An atom whose parts are the given axes, one after the other."""
+    """An atom whose parts are the given axes, in order."""
     parts = [part for part in map(as_atom, axes) if part.size]
     if len(parts) == 1:
         return parts[0]
@@ -135,7 +135,7 @@ def sum_of(axes: Sequence[Iterable[Atom]]) -> Atom:
 
 
 def as_atom(axis: Iterable[Atom]) -> Atom:
-    """The axis as one atom, if necessary a product."""
+    """The axis as a single atom, a product if necessary."""
     factors = flat(axis)
     if len(factors) == 1:
         return factors[0]
@@ -149,7 +149,7 @@ def as_atom(axis: Iterable[Atom]) -> Atom:
 
 
 def pin(axis: Iterable[Atom], why: Pin) -> None:
-    """Fix the order of every atom in the axis; the first reason stays."""
+    """Fix the order of every atom in the axis; the first reason is kept."""
     for leaf in leaves(axis):
         if leaf.pin is None:
             leaf.pin = why
@@ -168,7 +168,7 @@ def split(atom: Atom, outer_size: int) -> tuple[Atom, Atom]:
     if atom.parts is None:
         outer, inner = Atom(outer_size, atom.pin), Atom(inner_size, atom.pin)
     else:
-        # A sum whose parts all divide: (a·d + b·d) is (a + b) × d, where d is a family over the parts.
+        # A sum whose parts are all divisible: (a·d + b·d) is (a + b) × d, where d is a family over the parts.
         pairs = [divide((part,), inner_size) for part in atom.parts]
         outer, inner = sum_of([pair[0] for pair in pairs]), Atom(inner_size)
         for start, (head, tail) in zip(starts(outer.parts or []), pairs, strict=True):
@@ -185,7 +185,7 @@ def divide(axis: Iterable[Atom], inner_size: int) -> tuple[Product, Product]:
 
 
 def regroup(axis: Iterable[Atom], sizes: Sequence[int]) -> list[Product]:
-    """What a reshape does: deal the factors of an axis out to new axes of the given sizes.
+    """Distribute the factors of an axis over new axes of the given sizes, as a reshape does.
 
     Example:
         >>> atom = Atom(24)
@@ -239,7 +239,7 @@ def _refine(atom: Atom, factors: list[Atom] | None = None, parts: list[Atom] | N
 
 
 def narrow(axis: Iterable[Atom], start: int, length: int) -> tuple[Product, list[Key]]:
-    """The part `start : start + length` of an axis, and the keys that specialise the other axes beside it."""
+    """The part `start : start + length` of an axis, and the keys that specialise the other axes for it."""
     factors = flat(axis)
     if length == size_of(factors):
         return tuple(factors), []
@@ -277,7 +277,7 @@ def _piece(atom: Atom, start: int, length: int) -> Atom:
 
 
 def specialise(axis: Iterable[Atom], key: Key) -> Product:
-    """The axis as it is where `key.atom` lies in the key's part."""
+    """The axis where `key.atom` is in the key's part."""
     return tuple(_member(atom, key) for atom in flat(axis))
 
 
@@ -326,7 +326,7 @@ def unify(left: Iterable[Atom], right: Iterable[Atom]) -> None:
 
 
 def unify_or_pin(left: Iterable[Atom], right: Iterable[Atom], why: Pin = MISALIGNED) -> None:
-    """Unify two axes, or pin both if they do not fit: used where an exception would leave work half done."""
+    """Unify two axes, or pin both if that fails: for places where an exception would leave work unfinished."""
     left, right = tuple(left), tuple(right)
     try:
         unify(left, right)
@@ -345,13 +345,13 @@ def _unify_atoms(a: Atom, b: Atom) -> None:
             return
     if len(b.parts or ()) > len(a.parts or ()):
         a, b = b, a
-    b.parent = a  # the finer one stays, or else the left one: members of `a` must not absorb it
+    b.parent = a  # the finer one is kept, otherwise the left one: members of `a` must not absorb it
     if b.pin is not None:
         pin((a,), b.pin)
     elif a.pin is not None:
         for _, member in b.special:
             pin((member,), a.pin)
-    # A family over the atom it has just become part of says nothing: there is only one member.
+    # A family over the atom that it has just become part of is meaningless: there is only one member.
     itself = [entry for entry in a.special if find(entry[0].atom) is a]
     a.special = [entry for entry in a.special if find(entry[0].atom) is not a]
     families, b.special = b.special + itself, []

@@ -1,4 +1,4 @@
-"""From a trace to the permutation graph: walks the trace, applies the rules, and lays out the groups."""
+"""Builds the permutation graph from a trace: walks the trace, applies the rules, and lays out the groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(model: nn.Module, program: ExportedProgram) -> PermutationGraph:
             tuple(tensor.shape),
             tuple(_block(path, names, varies_over) for path in own[name])
             if name in own
-            else (Block(0, (Factor(tensor.numel(), 1, 0),) if tensor.numel() > 1 else ()),),  # nothing uses it
+            else (Block(0, (Factor(tensor.numel(), 1, 0),) if tensor.numel() > 1 else ()),),  # unused
         )
         for name, tensor in walk.originals.items()
         if name not in walk.tied
@@ -60,7 +60,7 @@ def build(model: nn.Module, program: ExportedProgram) -> PermutationGraph:
 
 
 class _Walk:
-    """One pass over a trace: gives every tensor its axes."""
+    """One pass over a trace, which assigns axes to every tensor."""
 
     def __init__(self, model: nn.Module, program: ExportedProgram) -> None:
         self.program = program
@@ -130,7 +130,7 @@ class _Walk:
     def _constants(self, module: fx.GraphModule, values: dict[fx.Node, Any]) -> set[fx.Node]:
         known = {node for node, value in values.items() if not isinstance(value, Value) or value.constant is not None}
         constants = _constant_nodes(module.graph, known)
-        for node in known - constants:  # written to later, but its first value still counts
+        for node in known - constants:  # written to later, but used before with its first value
             value = values[node]
             if isinstance(value, Value) and value.constant is not None:
                 values[node] = self._record(constant_shape(value.constant, Pin("constant", node.name)))
@@ -170,7 +170,7 @@ class _Walk:
                 return _pin_all(call, "misaligned")
             except TraceError:
                 raise
-            except Exception as error:  # a call that the rule does not cover: pin, and say so
+            except Exception as error:  # a call that the rule does not cover: pin and report it
                 problem = f"its rule fails: {type(error).__name__}: {error}"
         node = call.node
         self.unknown.append(UnknownOperator(str(node.target), node.name, _module_of(node), problem))
@@ -203,11 +203,11 @@ def _module_of(node: fx.Node) -> str:
     return next((str(path) for path, _ in reversed(list(stack.values())) if path), "")
 
 
-# ---- the part of a trace that depends on nothing that is ever permuted, and can simply be computed
+# ---- constant folding: the part of a trace that does not depend on anything that may be permuted
 
 
 def _constant_nodes(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
-    """All nodes, `known` ones included, whose value is constant and stays so.
+    """All nodes, including `known`, whose value is constant throughout.
 
     A tensor that starts as a constant but is later written to (zeros, then `copy_` of an activation into a part of it)
     does not count, nor do its other views.
@@ -238,7 +238,7 @@ def _spread(
         steady = node not in tainted and constants.issuperset(inputs)
         if steady and node.op == "call_function" and _computable(node):
             constants.add(node)
-        # A view shares memory with its input, and any operator may be one; only what pointwise ones give is new memory.
+        # A view shares memory with its input, and any operator may be a view; only pointwise ones surely are not.
         target = node.target
         pointwise = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
         new = pointwise and not target._schema.is_mutable
@@ -257,11 +257,9 @@ def _written(node: fx.Node) -> list[fx.Node]:
     if isinstance(node.target, OpOverload):
         inputs = [node.args[0]] if node.target._schema.is_mutable and node.args else []
         return [each for each in inputs if isinstance(each, fx.Node)]
-    owner, names = (
-        node.graph.owning_module,
-        [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"],
-    )
-    inside = [module for name in names if isinstance(module := getattr(owner, name, None), fx.GraphModule)]
+    names = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+    attributes = [getattr(node.graph.owning_module, name, None) for name in names]
+    inside = [module for module in attributes if isinstance(module, fx.GraphModule)]
     mutable = any(_written(each) for module in inside for each in module.graph.nodes)
     return list(node.all_input_nodes) if mutable else []
 
@@ -294,7 +292,7 @@ def _groups(own: Mapping[str, Sequence[Path]], varies_over: Mapping[Atom, list[A
 
 
 def _names(axes: Mapping[Atom, Mapping[Axis, None]], varies_over: Mapping[Atom, list[Atom]]) -> dict[Atom, str]:
-    # A group is named after the first module that writes to it: the first tensor that has it as axis 0.
+    # A group is named after the first module that outputs it: the first tensor that has it as axis 0.
     blocked = {outer for atom in axes for outer in varies_over[atom]}
     used: Counter[str] = Counter()
     names = {}
@@ -320,7 +318,7 @@ def _block(path: Path, names: Mapping[Atom, str], varies_over: Mapping[Atom, lis
 
 
 def _merge_pinned(factors: list[Factor]) -> tuple[Factor, ...]:
-    # Neighbouring pinned factors are merged, unless one of them says which row of a permutation applies.
+    # Merge neighbouring pinned factors, unless one of them addresses the rows of a permutation.
     needed = {place for factor in factors for place in factor.outer}
     merged: list[Factor] = []
     moved: dict[int, int] = {}

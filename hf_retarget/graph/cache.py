@@ -1,4 +1,4 @@
-"""Verified permutation graphs, kept so that a second port of one architecture neither traces nor verifies again."""
+"""A cache of verified permutation graphs, so that each architecture is traced and verified only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_retarget.graph.verify import NegativeControl, Verification
 
 
 def recall_graph(key: Mapping[str, Any]) -> tuple[PermutationGraph, Verification] | None:
-    """The graph that was kept under a key, if it is there and whole."""
+    """The graph cached under a key, or None if it is absent or damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError, PermutationError):
         plain, graph, about = _place(key)
         facts = load_record(about)
@@ -31,8 +31,8 @@ def recall_graph(key: Mapping[str, Any]) -> tuple[PermutationGraph, Verification
 
 
 def keep_graph(key: Mapping[str, Any], graph: PermutationGraph, verification: Verification) -> None:
-    """Keep a graph that has passed; where nothing can be written, nothing is kept."""
-    with suppress(OSError, ValueError):  # the Hub client raises the latter for folders that are files
+    """Cache a verified graph, unless the cache cannot be written."""
+    with suppress(OSError, ValueError):  # the Hub client raises ValueError for folders that are files
         plain, path, about = _place(key)
         graph.save(path)
         facts = {name: value for name, value in verification.to_json().items() if name not in ("passed", "verdict")}
@@ -40,7 +40,7 @@ def keep_graph(key: Mapping[str, Any], graph: PermutationGraph, verification: Ve
 
 
 def _place(key: Mapping[str, Any]) -> tuple[dict[str, Any], Path, Path]:
-    """The whole key, and where the graph and its verification are kept."""
+    """The complete key, and the paths of the graph and its verification."""
     plain = {**json.loads(json.dumps(key)), "rules": _hash_rules()}
     name = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
     folder = cached_assets_path("hf-retarget", namespace="graphs", subfolder=name, assets_dir=constants.HF_ASSETS_CACHE)
@@ -49,7 +49,7 @@ def _place(key: Mapping[str, Any]) -> tuple[dict[str, Any], Path, Path]:
 
 @cache
 def _hash_rules() -> str:
-    """A hash of the code that derives and verifies graphs: what it found before it changed does not count."""
+    """A hash of the code that derives and verifies graphs, so that changes to it invalidate the cache."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""One operator call as a rule sees it: its arguments by name, and the verbs that rules are written in."""
+"""An operator call as seen by a rule: its arguments by name, and the methods that rules use."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hf_retarget.graph.axes import Misaligned, Pin, Product, Shape, axis_of, fla
 from hf_retarget.graph.signature import TensorPattern, parse, pinned
 
 Result = Shape | list[Shape]
-"""What a rule returns: the axes of the one output tensor, or a list of those of several."""
+"""The result of a rule: the axes of the output tensor, or a list of those of several outputs."""
 
 Rule = Callable[["Call"], Result]
 
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a tensor: its axes or, if it depends on nothing that is permuted, its value."""
+    """A traced tensor: its axes or, if it does not depend on anything that may be permuted, its value."""
 
     shape: Shape = ()
     constant: Tensor | None = None
@@ -48,11 +48,11 @@ class Call:
         return self.arguments[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A plain argument by the name it has in the operator's schema."""
+        """An argument that is not a tensor, by its name in the operator's schema."""
         return self.arguments.get(name, default)
 
     def shape(self, value: Any) -> Shape:
-        """The axes of an argument, given by name, as a value, or as its axes already.
+        """The axes of an argument, which is given by name, as a value, or as axes.
 
         A constant pins the axes along which it varies; the others are fresh.
         """
@@ -69,7 +69,7 @@ class Call:
 
     @property
     def tensors(self) -> list[Value]:
-        """All tensor arguments in order, those inside lists included."""
+        """All tensor arguments in order, including those inside lists."""
         return [value for value in pytree.tree_leaves(list(self.arguments.values())) if isinstance(value, Value)]
 
     @property
@@ -87,13 +87,13 @@ class Call:
         """The size of every output tensor."""
         outputs = [output for output in pytree.tree_leaves(self.node.meta["val"]) if isinstance(output, Tensor)]
         if any(not isinstance(size, int) for output in outputs for size in output.shape):
-            raise TraceError(f"the size of what {self.where} gives depends on the data; such a model cannot be traced")
+            raise TraceError(f"the output size of {self.where} depends on the data; such a model cannot be traced")
         return [list(output.shape) for output in outputs]
 
     # ------------------------------------------------------------------ verbs
 
     def fresh(self, size: int) -> Product:
-        """A new axis about which nothing is known: it is free."""
+        """A new free axis."""
         return axis_of(size)
 
     def pinned(self, size: int, reason: str = "spatial") -> Product:
@@ -105,7 +105,7 @@ class Call:
         algebra.pin(axis, Pin(reason, self.where))
 
     def mix(self, shape: Shape, dims: Iterable[int], reason: str = "spatial") -> None:
-        """Pin some axes whose positions the operator mixes, so that nothing may vary along them."""
+        """Pin axes whose positions the operator mixes, so that nothing may vary along them."""
         mixed = {dim % len(shape) for dim in dims}
         for dim in mixed:
             self.pin(shape[dim], reason)
@@ -116,7 +116,7 @@ class Call:
         self._held.append(shape)
 
     def span(self, space: Shape) -> None:
-        """Declare all axes that a contraction runs over together; one that meets itself is listed twice."""
+        """Declare the index space of a contraction; an axis that is contracted with itself is listed twice."""
         self._spaces.append(space)
 
     def unify(self, first: Product, *others: Product) -> Product:
@@ -139,7 +139,7 @@ class Call:
         return tuple(self.unify(*axes) for axes in zip(*padded, strict=True))
 
     def regroup(self, axes: Sequence[Product], sizes: Sequence[int]) -> list[Product]:
-        """Reshape some neighbouring axes to `sizes`; what does not fit is pinned."""
+        """Reshape neighbouring axes to `sizes`; pin them if they do not fit."""
         merged = [atom for axis in axes for atom in axis]
         if size_of(merged) != prod(sizes):
             raise RuleError(f"{self.where}: cannot reshape {size_of(merged)} elements to {list(sizes)}")
@@ -163,7 +163,7 @@ class Call:
         return tuple(others)
 
     def concatenate(self, shapes: Sequence[Shape], dim: int) -> Shape:
-        """The shape of a concatenation: a sum along `dim`, and elsewhere families over its parts."""
+        """The shape of a concatenation: a sum along `dim`, and families over its parts elsewhere."""
         shapes = [shape for shape in shapes if size_of(shape[dim])] or list(shapes[:1])
         if len(shapes) == 1:
             return shapes[0]

@@ -1,10 +1,10 @@
-"""Decides, once all operators have been seen, which atoms may vary from block to block, and finds the blocks.
+"""Decides, after all operators have been processed, which atoms may vary from block to block, and finds the blocks.
 
-Two freedoms are decided here, by one criterion: *every tensor that holds the inner atom also holds the outer one*.
+There are two such freedoms, with the same criterion: *every tensor that holds the inner atom also holds the outer one*.
 
-- A specialised atom `d | t=1` (see `hf_retarget.graph.axes`) stays apart from `d` only if `d` is never seen
+- A specialised atom `d | t=1` (see `hf_retarget.graph.axes`) stays separate from `d` only if `d` never occurs
   without `t`; otherwise the whole family collapses into one atom.
-- An atom `d` may carry its own permutation for every index of `h` (a wreath product: heads, groups).
+- An atom `d` may have its own permutation for every index of `h` (a wreath product: heads, groups).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hf_retarget.graph.axes import Atom, Key, Pin, Shape, find, flat, size_of, s
 
 
 class Place(NamedTuple):
-    """A whole atom or a sum at its place in a tensor: which dimension, and how far apart its elements lie."""
+    """A whole atom or a sum at its place in a tensor: the dimension, and the stride of its elements."""
 
     atom: Atom
     dim: int
@@ -27,16 +27,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """One block of a tensor, all sums resolved: a product of whole atoms."""
+    """One block of a tensor with all sums resolved: a product of whole atoms."""
 
     places: tuple[Place, ...]
     offset: int = 0
     conditions: tuple[Key, ...] = ()
 
     def partner(self, position: int, outer: Atom) -> int | None:
-        """The position of the one place of `outer` that belongs to the place at `position`, if there is no doubt.
+        """The position of the place of `outer` that belongs to the place at `position`, if it is unambiguous.
 
-        Where there are several, as in a square matrix over (h d), it is the one directly before the place.
+        If there are several, as in a square matrix over (h d), it is the one directly before the place.
         """
         found = [i for i, other in enumerate(self.places) if other.atom is outer]
         if len(found) > 1:
@@ -87,7 +87,7 @@ def _resolve(path: Path) -> Iterator[Path]:
 
 
 def _parts(atom: Atom) -> Iterator[tuple[int, Atom, list[Key]]]:
-    # Sums within sums are resolved in one go: a part lies in every one of them, and may be specialised by any.
+    # Nested sums are resolved at once: a part lies in each of them, and may be specialised by any.
     parts = atom.parts or []
     for start, part in zip(starts(parts), map(find, parts), strict=True):
         if part.parts is None:
@@ -98,7 +98,7 @@ def _parts(atom: Atom) -> Iterator[tuple[int, Atom, list[Key]]]:
 
 
 def distinct(shapes: Iterable[Shape]) -> list[Shape]:
-    """One of each shape, after all unifications; a residual network repeats the same shapes many times."""
+    """The distinct shapes after all unifications; a residual network repeats the same shapes many times."""
     seen: dict[tuple[tuple[int, ...], ...], Shape] = {}
     for shape in shapes:
         seen.setdefault(tuple(tuple(map(id, flat(axis))) for axis in shape), shape)
@@ -111,7 +111,7 @@ def distinct(shapes: Iterable[Shape]) -> list[Shape]:
 def settle(state: Mapping[str, Shape], held: Sequence[Shape], spaces: Sequence[Shape]) -> list[Shape]:
     """Collapse all families that do not hold, and return the shapes that decide which atom may vary over which.
 
-    `spaces` are the index spaces of contractions. They say no more than the tensors do, unless an axis meets itself.
+    `spaces` are the index spaces of contractions, which only add information if an axis is contracted with itself.
     """
     collapse(list(state.values()))  # few and small, and they settle most families
     while True:
@@ -123,7 +123,7 @@ def settle(state: Mapping[str, Shape], held: Sequence[Shape], spaces: Sequence[S
 
 
 def _doubled(space: Shape) -> bool:
-    # Atoms that may turn out to be the same: those unified already, and the members of families.
+    # Atoms that may turn out to be equal: unified ones, and the members of families.
     seen: set[Atom] = set()
     for atom in [atom for axis in space for atom in flat(axis)]:
         reached = _reached((atom,))
@@ -134,7 +134,7 @@ def _doubled(space: Shape) -> bool:
 
 
 def collapse(shapes: Sequence[Shape]) -> None:
-    """Unify every family that is seen without the atom it varies over."""
+    """Unify every family that occurs without the atom it varies over."""
     while True:
         offenders = _offenders(distinct(shapes))
         if not offenders:
@@ -174,26 +174,26 @@ def _find_loose(path: Path, families: Sequence[Atom], loose: dict[Atom, set[Atom
             conditions = held.get(find(key.atom), [])
             if not conditions or any(key.overlaps(condition) and not key.covers(condition) for condition in conditions):
                 loose[place.atom].add(find(key.atom))
-    # Where an atom occurs twice, it is unclear which of the two a family varies over.
+    # If an atom occurs twice, it is ambiguous which of the two a family varies over.
     twice = {atom for atom, keys in held.items() if len(keys) > 1}
     for atom in families if twice else ():
         loose[atom] |= {find(key.atom) for key, _ in atom.special} & twice
 
 
 def _contradictory(atom: Atom) -> set[Atom]:
-    # The outer atoms that cannot be had whatever the tensors hold.
+    # The outer atoms that are impossible, whatever the tensors hold.
     keys = [key for key, _ in atom.special]
     outers = list(dict.fromkeys(find(key.atom) for key in keys))
     pairs = combinations(keys, 2)
     overlapping = {find(one.atom) for one, other in pairs if one.overlaps(other) and not one.same(other)}
     members = [member for _, member in atom.special if find(member) is not atom]
-    circular = members and atom in _reached(members)  # itself the member of a member: there is only one
-    # Over two outer atoms a family would have to agree with itself where both hold; it may keep the first.
+    circular = members and atom in _reached(members)  # a member of its own member: there is only one
+    # A family over two outer atoms would have to agree with itself where both hold; it may keep the first.
     return set(outers) if circular else overlapping | set(outers[1:])
 
 
 def _reached(axis: Iterable[Atom]) -> set[Atom]:
-    # All atoms in an axis, those inside sums and the members of families included: no tensor need hold these itself.
+    # All atoms in an axis, including those inside sums and members of families, which no tensor need hold itself.
     found: set[Atom] = set()
     queue = flat(axis)
     while queue:
@@ -208,7 +208,7 @@ def _reached(axis: Iterable[Atom]) -> set[Atom]:
 
 
 def outers(state: Iterable[Path], others: Iterable[Path]) -> dict[Atom, list[Atom]]:
-    """For each free atom of the model's own tensors (`state`): the atoms it may vary over, outermost first."""
+    """The atoms that each free atom of the model's own tensors (`state`) may vary over, outermost first."""
     candidates: dict[Atom, set[Atom]] = {}
     rank: dict[Atom, int] = {}
     for own, path in [*((True, path) for path in state), *((False, path) for path in others)]:
@@ -224,13 +224,13 @@ def outers(state: Iterable[Path], others: Iterable[Path]) -> dict[Atom, list[Ato
     for atom, found in candidates.items():
         if atom.pin is not None:
             continue
-        # Where two atoms are only ever seen together, each could vary over the other; the one seen first is the outer.
+        # If two atoms only occur together, each could vary over the other; the one that occurs first is the outer.
         inner_first = {o for o in found if o.pin is None and atom in candidates[o] and rank[o] > rank[atom]}
         kept = found - inner_first
         result[atom] = sorted(kept, key=lambda outer: (len(candidates.get(outer, ())), rank[outer]))
     while unfit := [
         (atom, outer) for atom, its in result.items() for outer in its if not set(result.get(outer, ())) <= set(its)
     ]:
-        for atom, outer in unfit:  # blocks within blocks: what varies over the inner ones needs the outer ones, too
+        for atom, outer in unfit:  # nested blocks: what varies over the inner ones must vary over the outer ones, too
             result[atom].remove(outer)
     return result

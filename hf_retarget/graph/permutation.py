@@ -1,9 +1,9 @@
-"""Permutations (one index tensor for each group of a graph), and the layouts by which they act on tensors.
+"""Permutations (one index tensor per group of a graph), and the layouts by which they act on tensors.
 
-Indices *gather*: ``new[i] = old[index[i]]``. A group with blocks has one row for each block, addressed by the block's
-*new* position: ``new[h, d] = old[head[h], inner[h, d]]``.
+Indices *gather*: ``new[i] = old[index[i]]``. A group with blocks has one row per block, addressed by the block's *new*
+position: ``new[h, d] = old[head[h], inner[h, d]]``.
 
-A layout tiles a tensor with strided blocks, each a product of factors. This one form covers everything the axis algebra
+A layout tiles a tensor with strided blocks, each a product of factors. This covers everything that the axis algebra
 can express: a plain axis, the segments of a concatenation, the three parts of a fused QKV, and heads with an inner
 permutation each.
 """
@@ -26,7 +26,7 @@ _FORMAT = "hf-retarget/permutation/1"
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
-    """One index tensor for each group of the graph whose fingerprint it carries."""
+    """One index tensor for each group of the graph with this fingerprint."""
 
     fingerprint: str
     indices: Mapping[str, Tensor]
@@ -46,11 +46,11 @@ class Permutation:
             and all(torch.equal(index, other.indices[name]) for name, index in self.indices.items())
         )
 
-    __hash__ = None  # type: ignore[assignment]  # tensors inside: equal, but not hashable
+    __hash__ = None  # type: ignore[assignment]  # tensors have no hash by value
 
     @property
     def moved(self) -> float:
-        """The share of neurons that it moves.
+        """The share of neurons that are moved.
 
         Example:
             >>> Permutation("", {"hidden": torch.tensor([1, 0, 2, 3])}).moved
@@ -70,7 +70,7 @@ class Permutation:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file that remembers which graph it belongs to."""
+        """Write a safetensors file that records the fingerprint of the graph."""
         save_tensors(path, dict(self.indices), {"format": _FORMAT, "fingerprint": self.fingerprint})
 
     @classmethod
@@ -86,7 +86,7 @@ class Permutation:
             )
         whole = all(index.dtype in (torch.int64, torch.int32) for index in indices.values())
         if not isinstance(facts["fingerprint"], str) or not whole:
-            raise PermutationError(f"'{path}' is damaged: its indices are no whole numbers; find the permutation again")
+            raise PermutationError(f"'{path}' is damaged: its indices are not integers; compute the permutation again")
         return cls(facts["fingerprint"], {name: index.long() for name, index in indices.items()})
 
 
@@ -94,7 +94,7 @@ class Permutation:
 
 
 class Axis(NamedTuple):
-    """One dimension of one named parameter or persistent buffer."""
+    """One dimension of a named parameter or persistent buffer."""
 
     tensor: str
     dim: int
@@ -111,7 +111,7 @@ class Factor(NamedTuple):
     dim: int
     group: str | None = None
     outer: tuple[int, ...] = ()
-    """Positions, within the block, of the factors that say which row of the group's permutation applies."""
+    """Positions, within the block, of the factors that select the row of the group's permutation."""
 
 
 class Block(NamedTuple):
@@ -121,7 +121,7 @@ class Block(NamedTuple):
     factors: tuple[Factor, ...]
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The region of a contiguous `tensor` as a view with one dimension for each factor."""
+        """The region of a contiguous `tensor` as a view with one dimension per factor."""
         sizes = [factor.size for factor in self.factors]
         strides = [factor.stride for factor in self.factors]
         return tensor.as_strided(sizes, strides, tensor.storage_offset() + self.offset)
@@ -146,9 +146,9 @@ class Layout(NamedTuple):
 
 
 def gather(view: Tensor, factors: Sequence[Factor], indices: Mapping[str, Tensor]) -> Tensor:
-    """A permuted copy of a view that has one dimension for each factor (and possibly more behind them).
+    """A permuted copy of a view that has one dimension per factor (and possibly more behind them).
 
-    Groups without an entry in `indices` are left as they are.
+    Groups without an entry in `indices` are not permuted.
     """
     # Outer factors first: a row of an inner permutation is addressed by the block's new position.
     for position, factor in sorted(enumerate(factors), key=lambda item: len(item[1].outer)):
@@ -158,7 +158,7 @@ def gather(view: Tensor, factors: Sequence[Factor], indices: Mapping[str, Tensor
         if not factor.outer:
             view = view.index_select(position, index)
             continue
-        # index has the outer positions in the group's own order, then the inner one: bring it into the view's order
+        # The index has the outer positions in the group's order, then the inner one: reorder it like the view.
         places = (*factor.outer, position)
         order = sorted(range(len(places)), key=places.__getitem__)
         shape = [view.shape[p] if p in places else 1 for p in range(view.dim())]

@@ -30,9 +30,9 @@ _FORMAT = "hf-retarget/permutation-graph/1"
 class Group:
     """All axes that share one permutation.
 
-    `blocks` is empty for an ordinary group. For per-head or per-group freedom it holds the number of blocks
+    `blocks` is empty for an ordinary group. For per-head or per-group freedom it contains the number of blocks
     (several numbers if blocks are nested), and `outer` names, for each of them, the group that permutes the
-    blocks themselves, or None where their order is pinned.
+    blocks themselves, or None if their order is pinned.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True)
 class PinnedAxis:
-    """An axis, or a part of one, whose order has a meaning, and why."""
+    """An axis, or part of one, whose order must not change, and why."""
 
     axis: Axis
     reason: str
@@ -65,13 +65,13 @@ class PinnedAxis:
 
 @dataclass(frozen=True)
 class UnknownOperator:
-    """An operator without a rule: it pinned all axes it touched."""
+    """An operator without a rule, which pinned all axes it touched."""
 
     operator: str
     node: str
     module: str
     problem: str = ""
-    """Why it counts as unknown although it has a rule: the rule does not cover this call."""
+    """Why its rule, if it has one, does not cover this call."""
 
     def __str__(self) -> str:
         place = f"node {self.node}, {self.module}" if self.module else f"node {self.node}"
@@ -114,7 +114,7 @@ class PermutationGraph:
         return {group.name: group for group in self.groups}
 
     def share(self, free_axes: int) -> float:
-        """The share of all parameters that lie on at least `free_axes` free axes."""
+        """The share of parameters that lie on at least `free_axes` free axes."""
         total = lying = 0
         for block in [block for name in self.parameters for block in self.layouts[name].blocks]:
             elements = math.prod(factor.size for factor in block.factors)
@@ -125,7 +125,7 @@ class PermutationGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything that decides how a permutation acts; reasons and names of operators do not count."""
+        """A hash of everything that determines how permutations act; reasons and names of operators are ignored."""
         acting = {key: value for key, value in self.to_json().items() if key in ("groups", "layouts", "tied")}
         return hashlib.sha256(json.dumps(acting, sort_keys=True).encode()).hexdigest()
 
@@ -155,13 +155,13 @@ class PermutationGraph:
         return Permutation(self.fingerprint, indices)
 
     def random(self, seed: int) -> Permutation:
-        """A permutation drawn uniformly from all that the graph allows; the same seed gives the same one."""
+        """A permutation drawn uniformly from all that the graph allows, determined by the seed."""
         generator = torch.Generator().manual_seed(seed)
         indices = {group.name: torch.rand(group.shape, generator=generator).argsort(-1) for group in self.groups}
         return Permutation(self.fingerprint, indices)
 
     def apply(self, permutation: Permutation, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Permuted copies of `tensors`: weights, gradients or deltas, all of them or only some."""
+        """Permuted copies of `tensors`: weights, gradients or deltas, all or only some of them."""
         self._own(permutation)
         return {name: self._permute(name, tensor, permutation) for name, tensor in tensors.items()}
 
@@ -184,12 +184,12 @@ class PermutationGraph:
         return Permutation(self.fingerprint, indices)
 
     def compose_group(self, group: Group, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
-        """The index of one group in `compose`; groups that `second` lacks are left as they are."""
+        """The index of one group in `compose`; groups that `second` lacks are not permuted by it."""
         outer, index = self._old_positions(group, second)
         return first[group.name][(*outer, index)]
 
     def _old_positions(self, group: Group, indices: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor]:
-        # For every new position of the group: the old position of each of its blocks, and of the element in it.
+        # For every new position in the group: the old positions of its blocks, and of the element in them.
         grid = torch.meshgrid(*(torch.arange(size) for size in group.shape), indexing="ij")
         outer = []
         for place, name in enumerate(group.outer):
@@ -219,7 +219,7 @@ class PermutationGraph:
                 f"but it is used with graph {self.fingerprint[:12]}; trace the model it was made for"
             )
         if unknown := next((name for name in permutation.indices if name not in self._by_name), None):
-            raise PermutationError(f"the permutation has a group '{unknown}', and the graph has none of this name")
+            raise PermutationError(f"the permutation has a group '{unknown}' that the graph does not have")
         for group in self.groups:
             index = permutation.indices.get(group.name)
             if index is None or tuple(index.shape) != group.shape:
@@ -233,7 +233,7 @@ class PermutationGraph:
     # ------------------------------------------------------------------ files
 
     def to_json(self) -> dict[str, Any]:
-        """Everything in the graph as plain JSON values."""
+        """Convert the graph to JSON values."""
         return {
             "format": _FORMAT,
             "groups": [asdict(group) for group in self.groups],
@@ -259,7 +259,7 @@ class PermutationGraph:
             raise PermutationError(f'\'{path}\' is not a permutation graph (no "format": "{_FORMAT}")')
         try:
             graph = TypeAdapter(cls).validate_json(json.dumps(document), strict=True)
-            if len(document) <= len(fields(cls)):  # some have defaults, but none may be missing here
+            if len(document) <= len(fields(cls)):  # fields with defaults may not be missing, either
                 raise ValueError("a part is missing")
             graph._check_sizes()
         except ValidationError as error:
@@ -271,7 +271,7 @@ class PermutationGraph:
         return graph
 
     def _check_sizes(self) -> None:
-        """Raise ValueError for what would only fail when the graph is used."""
+        """Raise ValueError for errors that would otherwise only show when the graph is used."""
         known = {None, *self._by_name}
         for group in self.groups:
             if not known.issuperset(group.outer) or min(group.shape) < 1:
@@ -292,20 +292,20 @@ class PermutationGraph:
         return group.shape == (*(factors[each].size for each in factor.outer), factor.size)
 
 
-# ---- tables that stay in order
+# ---- tables that must not be permuted
 
 
 def pin_tables(graph: PermutationGraph, model: nn.Module) -> tuple[PermutationGraph, tuple[str, ...]]:
-    """The graph with the groups pinned that act on fixed tables of the model, and the names of these groups."""
+    """Pin the groups that act on fixed tables of the model; return the graph and the names of these groups."""
     held = find_tables(graph, model)
     return pin_groups(graph, held) if held else graph, held
 
 
 def find_tables(graph: PermutationGraph, model: nn.Module) -> tuple[str, ...]:
-    """The groups that act on a fixed table, such as the periods of rotary positions.
+    """The groups that act on a fixed table, such as the periods of rotary embeddings.
 
-    A ported model has the new base's tables, so the delta must stay in their order. BatchNorm statistics do not count,
-    because they are re-estimated, nor does a buffer whose numbers are all the same.
+    A ported model has the new base's tables, so the delta must keep their order. BatchNorm statistics do not count, as
+    they are re-estimated, nor do uniform buffers.
     """
     statistics = {
         f"{where}.{name}" if where else name
@@ -322,7 +322,7 @@ def find_tables(graph: PermutationGraph, model: nn.Module) -> tuple[str, ...]:
 
 
 def pin_groups(graph: PermutationGraph, names: Collection[str]) -> PermutationGraph:
-    """The same graph with some groups pinned; blocks that one of them permuted stay in order and keep their insides."""
+    """The same graph with some groups pinned; the inner groups of blocks that they permuted are kept."""
     pinned = [
         PinnedAxis(axis, "constant", "a table that the new base keeps")
         for group in graph.groups
@@ -345,13 +345,13 @@ def pin_groups(graph: PermutationGraph, names: Collection[str]) -> PermutationGr
     return replace(graph, groups=groups, layouts=layouts, pinned=(*graph.pinned, *pinned))
 
 
-# ---- permutations that were found before
+# ---- reusing permutations
 
 
 def load_permutation(path: str | Path, graph: PermutationGraph) -> Permutation:
-    """Read a permutation for a graph, from its file or the folder of a port; the number of classes may differ.
+    """Read a permutation for a graph, from a file or the folder of a port; the number of classes may differ.
 
-    One that belongs to another graph is returned as it is: applying it raises an error.
+    A permutation of another graph is returned unchanged: applying it raises an error.
     """
     path = Path(path)
     if path.is_dir():
@@ -366,7 +366,7 @@ def load_permutation(path: str | Path, graph: PermutationGraph) -> Permutation:
 
 
 def _act_alike(one: PermutationGraph, other: PermutationGraph) -> bool:
-    """Whether permutations of two graphs do the same: equal groups, and layouts that differ only in pinned sizes."""
+    """Whether permutations act alike in two graphs: equal groups, and layouts that differ only in pinned sizes."""
     if one.groups != other.groups or one.tied != other.tied or one.layouts.keys() != other.layouts.keys():
         return False
     pairs = [(layout, other.layouts[name]) for name, layout in one.layouts.items()]
@@ -374,7 +374,7 @@ def _act_alike(one: PermutationGraph, other: PermutationGraph) -> bool:
 
 
 def _permuted_parts(layout: Layout) -> list[Any]:
-    # The stride of a factor may change with the size of a pinned one behind it; what it permutes does not.
+    # A factor's stride may depend on the size of a pinned factor behind it; what it permutes does not.
     return [
         (
             np.unravel_index(block.offset, layout.shape),

@@ -1,10 +1,10 @@
-"""Signatures: how an operator relates the axes of its inputs and outputs, written like an einops pattern.
+"""Signatures: how an operator relates the axes of its inputs and outputs, in the style of einops patterns.
 
     "n (g i) H W, (g o) i K L, (g o) -> n (g o) Y X"
 
-Operands are separated by commas, axes by blanks. The same lower-case name means the same permutation; the axis of an
-UPPER-CASE name is pinned, because its order has a meaning. Parentheses multiply, `...` stands for any number of axes
-that broadcast, and `1` for an axis of one element.
+Operands are separated by commas, axes by spaces. The same lower-case name means the same permutation; the axis of an
+UPPER-CASE name is pinned, because its order matters. Parentheses denote products, `...` any number of axes that
+broadcast, and `1` an axis of one element.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ELLIPSIS = "..."
 _TOKEN = re.compile(r"\s*(\.\.\.|\(|\)|[A-Za-z]\w*|1|\S)")
 
 AxisPattern = tuple[str, ...]
-"""The names whose product an axis is; one name in most cases, none for `1`."""
+"""The names whose product is the axis; in most cases a single name, none for `1`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Signature:
 
 @cache
 def parse(text: str) -> Signature:
-    """Parse a signature once; the result is cached.
+    """Parse a signature; results are cached.
 
     Example:
         >>> parse("... i, o i, o -> ... o").inputs[1].head
@@ -69,7 +69,7 @@ def parse(text: str) -> Signature:
 
 
 def pinned(name: str) -> bool:
-    """Whether a name in a signature stands for a pinned axis."""
+    """Whether a name in a signature denotes a pinned axis."""
     return name[0].isupper()
 
 

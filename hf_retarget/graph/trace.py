@@ -1,4 +1,4 @@
-"""From a model to its trace: torch.export on a weightless copy, so that the caller's model stays as it is."""
+"""Traces a model with torch.export, on a weightless copy, so that the caller's model is not changed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 def trace(model: nn.Module, example_input: Example | None = None) -> PermutationGraph:
     """Derive which axes of a model may be permuted together without changing its function.
 
-    The model itself stays as it is: its mode, devices, caches and gradients. Weights are not copied, and may be on the
-    meta device. For a timm model, the example input is made from its configuration.
+    The model itself is not changed: mode, devices, caches and gradients are kept. Weights are not copied, and may be on
+    the meta device. For a timm model, the example input is made from its configuration.
 
     Example:
         >>> from torch import nn
@@ -55,7 +55,7 @@ def export(model: nn.Module, example_input: Example | None = None) -> ExportedPr
 
 
 def example_arguments(model: nn.Module, example_input: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments on the CPU, made from timm's configuration if none are given."""
+    """Positional and keyword arguments on the CPU, by default made from timm's configuration."""
     if example_input is None:
         example_input = _timm_example(model)
     on_cpu = pytree.tree_map_only(
@@ -70,7 +70,7 @@ def _timm_example(model: nn.Module) -> Tensor:
     config = getattr(model, "pretrained_cfg", None)
     if not config or "input_size" not in config:
         raise TraceError(
-            f"no example input for {type(model).__name__}: it has no timm configuration to take one from; "
+            f"no example input for {type(model).__name__}: it has no timm configuration to make one from; "
             "pass example_input=, one tensor, a tuple or a mapping as the model's forward expects it"
         )
     channels, height, width = config["input_size"]
@@ -78,15 +78,15 @@ def _timm_example(model: nn.Module) -> Tensor:
     channels = getattr(model, "in_chans", None) or first or channels
     patches = getattr(model, "patch_embed", None)
     height, width = getattr(patches, "img_size", None) or (height, width)
-    # Two images, so that the batch is not mistaken for an axis of one element.
+    # Two images, so that the batch does not count as an axis of one element.
     return torch.zeros(2, int(channels), int(height), int(width))
 
 
 def _weightless(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and floating-point buffers have shapes but no memory of their own.
+    """A copy whose parameters and floating-point buffers take no physical memory.
 
-    `torch.empty` reserves memory that is never written to. Unlike a tensor on the meta device it is a real CPU tensor,
-    which can be combined with constants. Other buffers are copied, because their values may matter (indices, masks).
+    `torch.empty` only reserves memory. Unlike a tensor on the meta device it is a real CPU tensor, which can be
+    combined with constants. Other buffers are copied, because their values may matter (indices, masks).
     """
     state = model.state_dict(keep_vars=True).values()
     weights = {id(value) for value in state if value.is_floating_point()} | set(map(id, model.parameters()))
@@ -102,9 +102,9 @@ def _weightless(model: nn.Module) -> nn.Module:
 
 
 def copy_model(model: nn.Module, copy_tensor: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of a model that has, for each tensor, what `copy_tensor` makes of it.
+    """A copy of a model with every tensor replaced by the result of `copy_tensor`.
 
-    Tensors that are plain attributes of modules are included: they may be computed, which `deepcopy` refuses.
+    This includes tensors that are plain attributes of modules: they may be non-leaves, which `deepcopy` refuses.
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -118,7 +118,7 @@ def copy_model(model: nn.Module, copy_tensor: Callable[[Tensor], Tensor]) -> nn.
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Empty what modules remember of their weights (attention_bias_cache and the like)."""
+    """Empty the caches in which modules keep values derived from their weights (such as attention_bias_cache)."""
     for module in model.modules():
         for name, value in vars(module).items():
             own = not name.startswith("_") and isinstance(value, dict)
@@ -129,7 +129,7 @@ def clear_caches(model: nn.Module) -> None:
 class _Decisions(TorchFunctionMode):
     """Records, or dictates, the outcome of every `if tensor:` in a model.
 
-    Export runs on tensors without values and cannot decide, even where the outcome follows from shapes alone.
+    Export runs on tensors without values and cannot decide, even if the outcome depends only on shapes.
     """
 
     def __init__(self, dictated: Sequence[bool] | None = None) -> None:
@@ -146,7 +146,7 @@ class _Decisions(TorchFunctionMode):
 
 
 def _decisions(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[bool]:
-    # A decision that follows from shapes is the same for every input; one that does not has no single graph.
+    # A decision that depends only on shapes is the same for every input; otherwise, there is no single graph.
     if any(parameter.is_meta for parameter in model.parameters()):
         twin = _weightless(model)
         nn.utils.vector_to_parameters(torch.randn(sum(p.numel() for p in twin.parameters())) / 10, twin.parameters())
@@ -164,15 +164,13 @@ def _decisions(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str,
             twin.eval()(*positional, **named)
         taken.append(decisions.taken)
     if any(other != taken[0] for other in taken):
-        raise RuntimeError(
-            "it takes another branch for another input (an `if` on a tensor), so there is no single graph"
-        )
+        raise RuntimeError("its branches depend on the input (an `if` on a tensor), so there is no single graph")
     return taken[0]
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    # A failed export logs the whole graph before it raises; our error says what matters.
+    # A failed export logs the whole graph before it raises; our error is more concise.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Verifies a permutation graph by running the model: f(x; πθ) = f(x; θ), in float64, on weights that hide nothing."""
+"""Verifies a permutation graph by running the model: f(x; πθ) = f(x; θ), in float64, on random weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from hf_retarget.graph.trace import Example, clear_caches, copy_model, example_a
 
 _ULP = 2.0**-52
 _MOST_NOISE = 1e-6
-"""The highest noise floor that is taken into account."""
+"""The highest noise floor taken into account."""
 _EFFECT = 1e3
-"""A control must change the output by this many times what the permutation itself did."""
+"""A control must change the output this many times as much as the permutation itself."""
 
 
 @dataclass(frozen=True)
 class NegativeControl:
-    """A negative control: one tensor of a group permuted without the others, which must change the output."""
+    """One tensor of a group permuted without the others, which must change the output."""
 
     group: str
     tensor: str
     error: float
     effective: bool
     silent: bool = False
-    """Whether the tensor does not matter: even other random values leave the output as it is, so it proves nothing."""
+    """Whether the tensor has no influence: even other random values do not change the output, so it proves nothing."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Verification:
     """The result of running a model with permuted weights.
 
     `error` is the largest deviation of any output tensor over all drawn permutations, relative to the largest element
-    of that tensor; `noise_floor` is what a last-bit change of the weights does to the same output.
+    of that tensor; `noise_floor` is the deviation caused by changing the last bit of the weights.
     """
 
     error: float
@@ -65,12 +65,12 @@ class Verification:
 
     @property
     def doubtful(self) -> tuple[NegativeControl, ...]:
-        """Controls that ought to have changed the output and did not."""
+        """Controls that should have changed the output but did not."""
         return tuple(control for control in self.controls if not control.effective and not control.silent)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         figures = f"relative error {self.error:.1e}, noise floor {self.noise_floor:.1e}"
         if not self.invariant:
             return f"FAILED: the graph does not preserve the function ({figures}, tolerance {self.tolerance:.0e})."
@@ -79,7 +79,7 @@ class Verification:
             named = f", first '{self.doubtful[0].tensor}' of group '{self.doubtful[0].group}'" if self.doubtful else ""
             return (
                 f"FAILED: {len(self.controls) - effective} of {len(self.controls)} negative controls "
-                f"did not change the output{named}; so the verification cannot tell."
+                f"did not change the output{named}, so the verification is inconclusive."
             )
         return (
             f"passed: {self.draws} random permutation{'s' * (self.draws > 1)} kept the function ({figures}); "
@@ -87,7 +87,7 @@ class Verification:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Convert to JSON values."""
         return asdict(self) | {"passed": self.passed, "verdict": self.verdict}
 
 
@@ -101,10 +101,10 @@ def verify(
     tolerance: float = 1e-8,
     seed: int = 0,
 ) -> Verification:
-    """Run the model on random weights, permuted and not, and compare.
+    """Run the model on random weights with and without permutation, and compare the outputs.
 
-    The model stays as it is: a float64 copy gets random parameters and buffers, so that zero-initialised gammas, unit
-    variances or empty position tables cannot hide a mistake. For `controls` groups (None: all) one tensor is permuted
+    The model is not changed: a float64 copy gets random parameters and buffers, so that zero-initialised gammas, unit
+    variances or empty position tables cannot hide an error. For `controls` groups (None: all) one tensor is permuted
     without the rest of its group, which must change the output.
 
     Example:
@@ -130,13 +130,13 @@ def verify(
 
 
 class _Probe:
-    """A float64 copy of a model with random weights and a random input, and the output it gives."""
+    """A float64 copy of a model with random weights, a random input, and its output."""
 
     def __init__(self, model: nn.Module, example_input: Example | None, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.twin = _double(model).eval()
         self.parameters = {name for name, _ in self.twin.named_parameters()}
-        own: dict[int, tuple[str, Tensor]] = {}  # one name each: a functional call ties parameters by itself
+        own: dict[int, tuple[str, Tensor]] = {}  # one name per tensor: functional_call handles tied parameters
         for name, value in self.twin.state_dict(keep_vars=True).items():
             own.setdefault(id(value), (name, value.detach()))
         self.state = {name: self.randomise(name, value) for name, value in own.values()}
@@ -150,13 +150,13 @@ class _Probe:
         if not any(self.scales) or not finite:
             what = "only zeros" if finite else "NaN or infinite values"
             raise TraceError(
-                f"{type(model).__name__} gives {what} on random weights, "
+                f"{type(model).__name__} outputs {what} on random weights, "
                 "so nothing can be verified; try another seed or example_input="
             )
 
     def _run(self, state: Mapping[str, Tensor]) -> list[Tensor]:
         clear_caches(self.twin)
-        positional, keywords = pytree.tree_map_only(Tensor, Tensor.clone, self.arguments)  # written to by some models
+        positional, keywords = pytree.tree_map_only(Tensor, Tensor.clone, self.arguments)  # some models write to them
         fresh = {name: value if name in self.parameters else value.clone() for name, value in state.items()}
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
@@ -184,7 +184,7 @@ class _Probe:
         return max((error if error == error else float("inf") for error in errors), default=0.0)
 
     def noise(self) -> float:
-        """What a change of every weight in its last bit does."""
+        """The deviation caused by changing the last bit of every weight."""
         return self.deviation(
             {
                 name: value * (1 + _ULP * self._normal(value.shape)) if value.is_floating_point() else value
@@ -200,9 +200,9 @@ class _Probe:
         if value.is_complex():
             return torch.complex(self.randomise(name, value.real), self.randomise(name, value.imag))
         if not value.is_floating_point() or (not value.dim() and name not in self.parameters):
-            return value  # a number that is not learned has no axis, and may be a bound of another: min < max
+            return value  # a scalar buffer has no axis, and may have to satisfy conditions such as min < max
         if value.dim() > 1:
-            # Scaled by what one output sums over, so that signals neither vanish nor explode through the layers.
+            # Scaled by fan-in, so that signals neither vanish nor explode through the layers.
             fan_in = value[0].numel() if value.shape[0] > 1 else 4
             return self._normal(value.shape) / math.sqrt(fan_in)
         if name.endswith(("bias", "mean")):
@@ -211,8 +211,8 @@ class _Probe:
 
 
 def _double(model: nn.Module) -> nn.Module:
-    # The weights of the copy are never read, since every run brings its own: untouched memory costs nothing. A buffer
-    # that is a single number keeps its value.
+    # The weights of the copy are never read, since every run brings its own: untouched memory costs nothing. Scalar
+    # buffers keep their value.
     own = {id(value) for value in model.state_dict(keep_vars=True).values() if value.dim() or value.requires_grad}
 
     def to_double(tensor: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def _double(model: nn.Module) -> nn.Module:
 
 
 class _Lift(TorchFunctionMode):
-    """Carries hard casts to lower precision out in float64: they would drown the comparison in rounding."""
+    """Replaces explicit casts to lower precision by float64, as rounding would spoil the comparison."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
@@ -244,7 +244,7 @@ class _Lift(TorchFunctionMode):
 
 
 def _moving(graph: PermutationGraph, seed: int) -> Permutation:
-    # In a small group a random permutation is often the identity, which would prove nothing.
+    # In a small group, a random permutation is often the identity, which proves nothing.
     drawn = graph.random(seed)
     indices = {}
     for name, index in drawn.indices.items():
@@ -254,7 +254,7 @@ def _moving(graph: PermutationGraph, seed: int) -> Permutation:
 
 
 def _choose(graph: PermutationGraph, count: int | None) -> list[Group]:
-    # A group that lives in one tensor only has no "others" that could be left behind.
+    # A group that occurs in a single tensor has no other tensors to leave unpermuted.
     groups = [group for group in graph.groups if len({axis.tensor for axis in group.axes}) > 1]
     if count is None or count >= len(groups):
         return groups
@@ -262,7 +262,7 @@ def _choose(graph: PermutationGraph, count: int | None) -> list[Group]:
 
 
 def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: float) -> NegativeControl:
-    # Some tensors cannot show it (the bias of the keys cancels in a softmax), so the heaviest three are tried.
+    # Some tensors have no effect (the bias of the keys cancels in a softmax), so the largest three are tried.
     shifted = graph.identity()
     index = shifted[group.name].roll(1, -1)
     permutation = Permutation(shifted.fingerprint, {**shifted.indices, group.name: index})

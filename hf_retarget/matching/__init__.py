@@ -1,1 +1,1 @@
-"""Finding the permutation that best maps one stack of gradients, weights or deltas onto another."""
+"""Matching: finding the permutation that best maps gradients, weights or deltas onto others."""

@@ -1,4 +1,4 @@
-"""The linear assignment problem, plain and nested: the only place that knows which solver is used."""
+"""The linear assignment problem, plain and nested; the only module that depends on a solver."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 Gains = NDArray[np.floating]
-"""`gains[i, j]`: what is gained if position `i` takes element `j`. Leading axes are independent problems."""
+"""`gains[i, j]`: the gain if position `i` takes element `j`. Leading axes are independent problems."""
 
 Index = NDArray[np.int64]
 
 _AUCTION_FROM = 700
-"""Smaller problems are solved by SciPy alone, which is quicker there."""
+"""Smaller problems are solved by SciPy alone, which is faster for them."""
 _EPSILONS = (0.05, 0.01, 0.002, 4e-4, 8e-5, 2e-5)
-"""How precise the prices become, stage by stage, in parts of the mean of the rows' largest gains."""
+"""Precision of the prices in each stage, relative to the mean of the rows' largest gains."""
 _BIDS = 100
-"""The most bids for each row, in all stages; real gains need 20 to 60."""
+"""Maximum number of bids per row, over all stages; real gains need 20 to 60."""
 
 
 def assign(gains: Gains) -> tuple[Index, float]:
@@ -40,7 +40,7 @@ def assign(gains: Gains) -> tuple[Index, float]:
         (array([0, 1, 2]), 0.0)
     """
     gains = np.asarray(gains, np.float64)
-    # Prices of the columns change no solution, but good ones make the paths of SciPy short: many times faster.
+    # Prices of the columns do not change the solution, but good ones shorten SciPy's paths: many times faster.
     losses = _find_prices(gains) - gains if len(gains) >= _AUCTION_FROM else -gains
     index: Index = linear_sum_assignment(losses)[1].astype(np.int64)
     best = float(gains[np.arange(len(index)), index].sum())
@@ -49,10 +49,10 @@ def assign(gains: Gains) -> tuple[Index, float]:
 
 
 def _find_prices(gains: Gains) -> Gains:
-    """Prices at which nearly every row can have the column it likes best: an auction (Bertsekas), row after row.
+    """Prices at which nearly every row can have its favourite column, by an auction (Bertsekas), one row at a time.
 
-    A row without a column takes the one that is worth most to it, and raises its price until the second best is worth
-    more by ε; the row that held it is free again. Each stage begins with what the one before it found, at a smaller ε.
+    A row without a column takes the one worth most to it, and raises its price until the second best is worth more by
+    ε; the previous owner is free again. Each stage starts from the result of the previous one, with a smaller ε.
     """
     size, every = len(gains), np.arange(len(gains))
     means = gains.mean(axis=0)
@@ -61,7 +61,7 @@ def _find_prices(gains: Gains) -> Gains:
         np.subtract(gains, means, out=wishes, casting="same_kind")
         wishes -= wishes.mean(axis=1, keepdims=True)
         scale = float(wishes.max(axis=1).mean())
-        if not 0 < scale < np.inf:  # all rows are alike, or there are numbers that SciPy is to judge
+        if not 0 < scale < np.inf:  # all rows are equal, or there are values for SciPy to reject
             return np.zeros(size)
         wishes /= scale
         np.clip(wishes, -size, size, out=wishes)
@@ -107,11 +107,11 @@ def assign_rows(gains: Gains) -> tuple[Index, float]:
 
 
 def assign_nested(outer: Gains, inners: list[Gains]) -> tuple[Index, list[Index], float]:
-    """The exact joint optimum for blocks that may change places while each carries its own inner permutations.
+    """The exact joint optimum for blocks that may change places, each with its own inner permutations.
 
-    `outer[a, b]` is the gain of block `b` at place `a` that no inner permutation can change, `inners[k][a, b]` the
-    matrix of gains of the k-th inner permutation then. Whatever pair of blocks is chosen, its best inner permutations
-    are known, so one assignment over their scores is exact.
+    `outer[a, b]` is the gain of block `b` at place `a` that is independent of inner permutations, `inners[k][a, b]` the
+    gain matrix of the k-th inner permutation in that case. The best inner permutations of every pair of blocks are
+    computed first, so a single assignment over their scores is exact.
 
     Example:
         >>> swap = np.array([[0.0, 1.0], [1.0, 0.0]])
@@ -131,26 +131,26 @@ def assign_nested(outer: Gains, inners: list[Gains]) -> tuple[Index, list[Index]
     return order, [index[np.arange(blocks), order] for index in best], total
 
 
-# ---- several at a time
+# ---- solving in parallel
 
 Solution = tuple[Index, float]
 
 
 class Solvers:
-    """Processes that solve large assignments side by side: in threads, only one auction at a time could bid.
+    """Processes that solve large assignments in parallel; with threads, the GIL would serialize the auctions.
 
-    They are started when they are first needed, read matrices and write permutations, and end with this process.
+    They are started on demand, read matrices and write permutations through pipes, and end with this process.
     """
 
     smallest = 512
-    """Smaller assignments take less time than handing them on."""
+    """Smaller assignments are solved faster than they are sent."""
 
     def __init__(self) -> None:
         self._own = threading.local()
 
     @cached_property
     def count(self) -> int:
-        """As many as torch computes with; one needs no other process."""
+        """The number of torch's threads; with one, no other process is started."""
         import torch
 
         return torch.get_num_threads() if sys.executable else 1
@@ -160,7 +160,7 @@ class Solvers:
         return ThreadPoolExecutor(self.count, "assignment")
 
     def assign(self, gains: Gains) -> Callable[[], Solution]:
-        """Begin to solve; the function that is returned waits for the permutation and its gain."""
+        """Start solving; return a function that waits for the permutation and its gain."""
         if self.count < 2 or len(gains) < self.smallest:
             return lambda: assign(gains)
         return self._threads.submit(self._ask, np.ascontiguousarray(gains, np.float64)).result
@@ -174,7 +174,7 @@ class Solvers:
             process.stdin.write(gains.data)
             process.stdin.flush()
             found = np.frombuffer(_read(process.stdout, 8 * len(gains) + 8), np.float64)
-        except (OSError, EOFError):  # it could not be started, or was killed
+        except (OSError, EOFError):  # the process could not be started, or was killed
             return assign(gains)
         return found[1:].astype(np.int64), float(found[0])
 
@@ -185,7 +185,7 @@ class Solvers:
             command, pipe = [sys.executable, "-m", "hf_retarget.matching.assignment"], subprocess.PIPE
             process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=alone, start_new_session=True
-            )  # in a session of its own: Ctrl-C is for the main process, whose end closes the pipe
+            )  # in its own session: Ctrl-C only reaches the main process, whose exit closes the pipe
             atexit.register(process.kill)
             self._own.process = process
         return process
@@ -195,7 +195,7 @@ SOLVERS = Solvers()
 
 
 def _serve(asked: IO[bytes], answers: IO[bytes]) -> None:
-    """Solve what is asked for, until nobody asks any more."""
+    """Solve problems from a pipe until it is closed."""
     while size := asked.read(8):
         length = int.from_bytes(size, "little")
         index, best = assign(np.frombuffer(_read(asked, 8 * length**2), np.float64).reshape(length, length))

@@ -1,8 +1,8 @@
 """Coordinate descent over groups: one exact assignment at a time, until no group can improve the objective.
 
-A step asks for a permutation relative to the current one, so the gains of exchanging neurons are one product for each
-piece, without looking anything up. These products are kept until a group of the piece moves. A group is looked at
-again only after a group that shares a piece with it has moved.
+A step finds a permutation relative to the current one, so the gains of exchanging neurons are one matrix product per
+piece. These products are cached until a group of the piece moves. A group is visited again only after a group that
+shares a piece with it has moved.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hf_retarget.matching.assignment import SOLVERS, assign_nested, assign_rows
 from hf_retarget.matching.objective import Piece, Stacks
 
 _ROOM = 1 << 30
-"""Bytes for products that are kept until a neighbour moves."""
+"""Bytes for cached products."""
 
 Moves = dict[str, Tensor]
-"""Permutations relative to the current one, of some groups."""
+"""Permutations of some groups, relative to the current ones."""
 
 Solved = tuple[Moves, float]
-"""Moves, and what they gain."""
+"""Moves and their gain."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One pass over all groups that were due."""
+    """One pass over all groups that may improve."""
 
     objective: float
     solved: int
@@ -43,7 +43,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Match:
-    """A permutation, the objective it reaches, and how it was found."""
+    """A permutation, its objective, and the sweeps that found it."""
 
     permutation: Permutation
     objective: float
@@ -61,8 +61,8 @@ def descend(
 ) -> Match:
     """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
-    Groups are visited in a seeded random order; of several `restarts`, with other orders and without the guess, the
-    best is kept. A sweep that gains less than `tolerance` of the objective's scale is the last.
+    Groups are visited in a seeded random order; further `restarts` use other orders and no guess, and the best result
+    is kept. Stop after a sweep that gains less than `tolerance` of the objective's scale.
     """
     identity = stacks.graph.identity()
     first = _Descent(stacks, start or identity, seed)
@@ -93,9 +93,9 @@ class _Descent:
         self.near = [{i for i, theirs in enumerate(pieces) if ours & theirs} for ours in pieces]
 
     def run(self, max_sweeps: int, tolerance: float) -> Match:
-        """Sweep until nothing is due, or too little is gained."""
+        """Sweep until no unit is due, or the gain is too small."""
         self._warn_of_zeros()
-        due = self.due  # all of them, or what a guess has left open
+        due = self.due  # all units, or those that a guess has not settled
         objective = self.source.objective()
         scale = sum(map(self.source.scale, range(len(self.pieces))))
         sweeps: list[Sweep] = []
@@ -116,10 +116,10 @@ class _Descent:
         return Match(permutation, self.source.objective(), tuple(sweeps))
 
     def guess(self) -> bool:
-        """Solve group by group, each only from pieces that have no other groups, or whose other groups are solved.
+        """Solve group by group, using only pieces whose other groups have been solved.
 
-        Neighbours that are still in the wrong order are noise, and a descent that begins with noise ends in a worse
-        optimum. The next group is the one about which most is known. Returns whether the objective is better for it.
+        Neighbours that are still in the wrong order are noise, and a descent that starts from noise ends in a worse
+        optimum. The group with the most information is solved next. Returns whether the objective has improved.
         """
         before = self.source.objective()
         weight = [self.source.scale(number) for number in range(len(self.pieces))]
@@ -138,7 +138,7 @@ class _Descent:
                 self.touching = touching
                 number = self.units.index(unit)
                 if some == {n for name in unit.names for n in touching[name]} and not any(map(self._twice, unit.names)):
-                    self.due.discard(number)  # nothing is left to gain here until a neighbour moves
+                    self.due.discard(number)  # optimal until a neighbour moves
                 self.due |= self._apply(moves) - {number}
             known |= unit.names
         return self.source.objective() > before
@@ -154,10 +154,10 @@ class _Descent:
             warnings.warn(f"nothing to match in {listed}: all zero or absent; the identity is kept", stacklevel=4)
 
     def _solve_all(self, order: list[int], scale: float) -> Iterator[tuple[int, Moves]]:
-        """Solve units in an order, and hand out the moves of each, to be applied at once.
+        """Solve units in order, and yield the moves of each, which must be applied immediately.
 
-        Large assignments are solved side by side, each as soon as no unit before it shares a piece with it. What comes
-        out is what one after the other would give.
+        Large assignments are solved in parallel, each as soon as no earlier unit shares a piece with it. The result is
+        the same as in sequence.
         """
         waiting, flying = list(order), deque[tuple[int, Callable[[], Solved]]]()
         while waiting or flying:
@@ -184,7 +184,7 @@ class _Descent:
     def _judge(self, moves: Moves, gain: float, scale: float) -> Moves:
         moves = {name: index for name, index in moves.items() if not _is_identity(index)}
         if moves and any(self._twice(name) for name in moves):
-            # A group that a tensor has twice makes the step quadratic: its gain was only a linear guess.
+            # A group that occurs twice in a tensor makes the step quadratic: its gain was only a linear estimate.
             numbers = sorted({number for name in moves for number in self.touching[name]})
             gain = sum(self.source.try_out(number, moves) for number in numbers)
         return moves if gain > 1e-9 * scale else {}  # less could be rounding
@@ -226,7 +226,7 @@ class _Descent:
         return {name: torch.from_numpy(index) for name, index in moves.items()}, best - stay
 
     def _apply(self, moves: Moves) -> set[int]:
-        # Moves the source, too, and returns the units that have a neighbour that moved.
+        # Also moves the source. Returns the units with a neighbour that moved.
         for group in self.graph.groups:
             if group.name in moves or any(outer in moves for outer in group.outer):
                 self.indices[group.name] = self.graph.compose_group(group, self.indices, moves)
@@ -244,27 +244,27 @@ def _stay(gains: np.ndarray) -> float:
     return float(np.diagonal(gains, axis1=-2, axis2=-1).sum())
 
 
-# ---- what is solved in one step
+# ---- the units of a descent
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What is solved in one step: a group, or blocks together with some of their inner groups."""
+    """The groups solved in one step: a single one, or blocks together with some of their inner groups."""
 
     group: Group
     inners: tuple[Group, ...] = ()
 
     @property
     def names(self) -> set[str]:
-        """All groups that the step may move."""
+        """The groups that the step may move."""
         return {self.group.name, *(inner.name for inner in self.inners)}
 
 
 def units(graph: PermutationGraph, pieces: list[Piece]) -> list[Unit]:
-    """The steps of a descent: each group, blocks taken together with inner groups that do not share a piece.
+    """The steps of a descent: each group, with blocks combined with inner groups that do not share a piece.
 
     Two inner groups in one piece (both sides of a grouped convolution) cannot be solved jointly, so each
-    is paired with the blocks in a step of its own.
+    is paired with the blocks in a separate step.
     """
     result = []
     for group in graph.groups:
@@ -290,11 +290,11 @@ def _meet(one: Group, other: Group, pieces: list[Piece]) -> bool:
     return any({one.name, other.name} <= piece.groups for piece in pieces)
 
 
-# ---- the source as it is permuted so far
+# ---- the source under the current permutation
 
 
 class MovedSource:
-    """Both sides of the stacks, piece by piece; the source in the current order of its neurons."""
+    """Both sides of the stacks by piece, with the source in the current order of its neurons."""
 
     def __init__(self, stacks: Stacks, start: Permutation) -> None:
         self.weights = stacks.weights()
@@ -303,7 +303,7 @@ class MovedSource:
         moved = {name: index for name, index in start.indices.items() if not _is_identity(index)}
         self.source = [gather(piece.source, piece.factors, moved) for piece in self.pieces]
         self._known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in self.pieces]
-        room, self._keeps = _ROOM, set[int]()  # the same ones in whatever order they are asked for
+        room, self._keeps = _ROOM, set[int]()  # chosen here, so that it does not depend on the order of requests
         for number, piece in enumerate(self.pieces):
             sizes = [math.prod(piece.target.shape[i] for i in (at, *f.outer)) for at, f in enumerate(piece.factors)]
             if (size := 4 * sum(each**2 for each in sizes)) <= room:
@@ -311,16 +311,16 @@ class MovedSource:
                 room -= size
 
     def objective(self) -> float:
-        """⟨target, π source⟩ as it is now."""
+        """The current ⟨target, π source⟩."""
         return self.constant + sum(self._value(number, source) for number, source in enumerate(self.source))
 
     def scale(self, number: int) -> float:
-        """What a piece would add to the objective if it were matched perfectly."""
+        """The contribution of a perfectly matched piece to the objective."""
         piece = self.pieces[number]
         return self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm())
 
     def gains(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-        """What a piece adds to the objective if the source's neuron j goes to i, for each index of the batch axes."""
+        """A piece's contribution if the source's neuron j moves to i, for each index of the batch axes."""
         known = self._known[number].get(axes)
         if known is None:
             piece = self.pieces[number]
@@ -343,7 +343,7 @@ class MovedSource:
         return product
 
     def try_out(self, number: int, moves: Moves) -> float:
-        """By how much a piece would change the objective if some groups moved."""
+        """The change of a piece's contribution if some groups moved."""
         moved = gather(self.source[number], self.pieces[number].factors, moves)
         return self._value(number, moved) - self._value(number, self.source[number])
 
@@ -352,7 +352,7 @@ class MovedSource:
         return self.weights[piece.tensor] * float(torch.dot(piece.target.flatten(), source.flatten()))
 
     def move(self, number: int, moves: Moves) -> None:
-        """Permute a piece; its products are permuted with it, corrected by what has changed, or forgotten."""
+        """Permute a piece; its cached products are permuted, corrected by the changes, or dropped."""
         piece, source = self.pieces[number], self.source[number]
         moved = [i for i, factor in enumerate(piece.factors) if factor.group in moves]
         plain = len(moved) == 1 and not piece.factors[moved[0]].outer
@@ -370,14 +370,14 @@ class MovedSource:
                 del self._known[number][axes]
 
     def _exchange(self, number: int, axis: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
-        # Where few elements change places, only these are touched. Returns the target there, and the source's change.
+        # If few elements move, update only these. Returns the target at these places, and the change of the source.
         changed = (index != torch.arange(len(index))).nonzero()[:, 0]
         if 2 * len(changed) > len(index):
             return None
         piece, source = self.pieces[number], self.source[number]
         old, new = source.index_select(axis, changed), source.index_select(axis, index[changed])
         if source.data_ptr() == piece.source.data_ptr():
-            source = self.source[number] = source.clone()  # the stacks are not ours
+            source = self.source[number] = source.clone()  # do not modify the stacks
         source.index_copy_(axis, changed, new)
         return piece.target.index_select(axis, changed), new.sub_(old)
 

@@ -1,4 +1,4 @@
-"""How well a permutation fits: cosines between the permuted source and the target, as a whole and by group."""
+"""Quality of a permutation: cosines between the permuted source and the target, in total and by group."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hf_retarget.matching.objective import Stacks, Tensors
 class GroupFit:
     """One group: its size, the share of its neurons that were moved, and how well its tensors agree.
 
-    `before` and `after` are cosines over all tensors that have an axis of the group, with no neuron moved and with
-    all groups moved; None where there is nothing to compare. Neighbouring groups share tensors, and so the credit.
+    `before` and `after` are cosines over all tensors with an axis of the group, for the identity and for the whole
+    permutation; None if there is nothing to compare. Neighbouring groups share tensors, and so the credit.
     """
 
     name: str
@@ -30,7 +30,7 @@ class GroupFit:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a permutation is worth: ⟨target, source⟩, ⟨target, π source⟩, and what a perfect match would reach."""
+    """The objective of a permutation: ⟨target, source⟩, ⟨target, π source⟩, and that of a perfect match."""
 
     identity: float
     matched: float
@@ -39,18 +39,18 @@ class Fit:
 
 
 class Cosines(NamedTuple):
-    """How similar both sides are at one step, which is the assumption behind the method."""
+    """The similarity of both sides at one step, on which the method relies."""
 
     before: float | None
-    """With no neuron moved."""
+    """With the identity."""
     unseen: float | None
-    """With the permutation of the previous step, which was found without these gradients."""
+    """With the previous step's permutation, found without these gradients."""
     after: float | None
-    """With the permutation of this step, which was found with them."""
+    """With this step's permutation, found with them."""
 
 
 def cosine(target: Tensors, source: Tensors) -> float | None:
-    """The cosine of two sets of tensors as two long vectors; None if one of them is zero.
+    """The cosine of two sets of tensors, concatenated to vectors; None if one of them is zero.
 
     Example:
         >>> cosine({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([4.0, 3.0])})
@@ -62,7 +62,7 @@ def cosine(target: Tensors, source: Tensors) -> float | None:
 
 
 def measure_fit(stacks: Stacks, permutation: Permutation) -> Fit:
-    """How well a permutation fits the stacks it was found with: one pass over them."""
+    """Measure how well a permutation fits stacks, in one pass over them."""
     weights = stacks.weights()
     total = [stacks.constant, stacks.constant, abs(stacks.constant)]
     groups: dict[str, list[float]] = {}

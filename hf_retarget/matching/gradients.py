@@ -1,4 +1,4 @@
-"""Gradients for matching: averaged over minibatches and processes, repeatable, without side effects on the model."""
+"""Gradients for matching: averaged over minibatches and processes, reproducible, without changing the model."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 TEMPERATURE = 2.0
-"""At which the probabilities of a student and its teacher are compared (the usual choice; we tried no other)."""
+"""Temperature at which the probabilities of student and teacher are compared (the usual choice, not tuned)."""
 
 
 def cross_entropy(output: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The loss for labels, or for rows of shares: those are compared at the temperature, which the gradient is free of.
+    """The loss for labels or for probabilities; the latter at `TEMPERATURE`, scaled so that gradients do not shrink.
 
     Example:
         >>> float(cross_entropy(torch.zeros(1, 2), torch.tensor([0]))) < float(
@@ -52,9 +52,9 @@ def cross_entropy(output: Tensor, targets: Tensor, label_smoothing: float = 0.0)
 
 @contextmanager
 def matching_mode(model: nn.Module) -> Iterator[None]:
-    """Turn dropout and drop-path off, let BatchNorm use the statistics of the batch, and restore everything afterwards.
+    """Disable dropout and drop-path, make BatchNorm use the statistics of the batch, and restore everything afterwards.
 
-    Without running statistics, BatchNorm uses those of the batch in evaluation mode, too, so they are simply removed.
+    Without running statistics, BatchNorm uses those of the batch even in evaluation mode, so they are simply removed.
     """
     modes = [(module, module.training) for module in model.modules()]
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -73,7 +73,7 @@ def matching_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def enough_for_batchnorm(images: int, what: str = "a minibatch") -> Iterator[None]:
-    """Say what to do where a minibatch is too small for BatchNorm."""
+    """Explain what to do if a minibatch is too small for BatchNorm."""
     try:
         yield
     except ValueError as error:
@@ -84,25 +84,25 @@ def enough_for_batchnorm(images: int, what: str = "a minibatch") -> Iterator[Non
 
 @dataclass(frozen=True)
 class Gradients:
-    """Computes averaged gradients of one model at any weights.
+    """Computes averaged gradients of a model at given weights.
 
     With several processes (an `accelerate.Accelerator` under torchrun) each takes its share of the minibatches. Sums
-    are kept in float64, so that the average does not depend on how the minibatches were shared.
+    are kept in float64, so that the average does not depend on how the minibatches are distributed.
     """
 
     model: nn.Module
     loss: Loss
     micro_batch: int | None = None
-    """Samples to hold in memory at a time; BatchNorm then sees these smaller batches."""
+    """Samples per forward pass, to save memory; BatchNorm then sees these smaller batches."""
     accelerator: Accelerator | None = None
     progress: Progress = SILENT
 
     def __call__(
         self, weights: Mapping[str, Tensor], batches: Iterable[Batch], total: int | None = None
     ) -> dict[str, Tensor]:
-        """The gradient at `weights`, averaged over all minibatches; `total` says how many will come, for the progress.
+        """The gradient at `weights`, averaged over all minibatches; `total` is their number, for the progress bar.
 
-        Only one is held at a time, if `batches` makes them as they are asked for.
+        If `batches` is lazy, only one minibatch is held in memory at a time.
         """
         device, rank, processes = torch.device("cpu"), 0, 1
         if self.accelerator:
@@ -137,7 +137,7 @@ class Gradients:
         device = next(iter(sums.values())).device
         for start in range(0, size, step):
             part, answers = inputs[start : start + step].to(device), labels[start : start + step].to(device)
-            clear_caches(self.model)  # what some models remember of other weights, graph and all
+            clear_caches(self.model)  # values that some models cache for other weights, with their autograd graph
             autocast = self.accelerator.autocast() if self.accelerator else nullcontext()
             with enough_for_batchnorm(len(part)), autocast:
                 loss = self.loss(functional_call(self.model, leaves, (part,)), answers)
@@ -149,18 +149,18 @@ class Gradients:
 
 @dataclass(frozen=True)
 class StepGradients:
-    """Gradients on the minibatches of a step: the same images, whichever side asks."""
+    """Gradients on the minibatches of a step, which are the same for both bases."""
 
     model: nn.Module
     batches: Callable[[int], Iterable[Batch]]
     """The minibatches of a step, counted from 1."""
     count: int
-    """How many there are in a step."""
+    """The number of minibatches per step."""
     micro_batch: int | None
     run: Run
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """The gradient of the loss at some weights."""
+        """The gradient of the loss at `weights`."""
         run = self.run
         with run.clock.stage("images"):
             batches = self.batches(step)
@@ -174,7 +174,7 @@ class StepGradients:
 class GradientCache:
     """Source gradients on disk: they do not depend on the new base, so all ports of the same fine-tuning share them.
 
-    `key` must hold everything they depend on: weights, data, seeds, options, versions. Any JSON value will do.
+    `key` must contain everything they depend on, as JSON values: weights, data, seeds, options, versions.
 
     Example:
         >>> cache = GradientCache("cache", {"source": "a1b2", "tuned": "c3d4", "data": "flowers", "seed": 0})
@@ -192,13 +192,14 @@ class GradientCache:
         return Path(self.folder) / digest / f"step-{step}.safetensors"
 
     def get(self, step: int, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The gradient of a step: from disk if it is there, else computed and kept.
+        """The gradient of a step: from disk if it is there, otherwise computed and saved.
 
-        Runs share the cache: while one computes a step, the others wait for it. Of several processes of one run, the
-        first looks and writes.
+        Runs share the cache: while one computes a step, the others wait for it. Among the processes of one run, only
+        the first reads and writes.
         """
         path, main = self.path(step), PartialState().is_main_process
-        with lock_entry(path, partial(self._say_waiting, path)) if main else nullcontext():
+        waiting = f"waiting for another run that is computing '{path.parent.name}/{path.name}'"
+        with lock_entry(path, partial(self.progress.say, waiting)) if main else nullcontext():
             found = self._read(path) if main else None
             if from_main_process(found is not None):
                 return load_tensors(path)[0] if found is None else found
@@ -207,14 +208,11 @@ class GradientCache:
                 save_tensors(path, gradient, {})
             return gradient
 
-    def _say_waiting(self, path: Path) -> None:
-        self.progress.say(f"waiting for another run, which computes the gradient '{path.parent.name}/{path.name}'")
-
     def _read(self, path: Path) -> dict[str, Tensor] | None:
         if not path.exists():
             return None
         try:
             return load_tensors(path)[0]
         except OSError as error:
-            self.progress.say(f"the cached gradient '{path}' is damaged ({error}), and computed again")
+            self.progress.say(f"the cached gradient '{path}' is damaged ({error}); recomputing it")
             return None

@@ -1,4 +1,4 @@
-"""The methods: each takes a problem and the state after s − 1 steps, and returns the state after s.
+"""The methods: each maps a problem and the state after s − 1 steps to the state after s steps.
 
 They are registered in `hf_retarget/contenders.py`.
 """
@@ -25,7 +25,7 @@ Method = Callable[[Problem, State], State]
 
 
 def run(name: str, problem: Problem, state: State | None = None) -> Iterator[State]:
-    """Run a method step by step, from the beginning or from where a saved state left off."""
+    """Run a method step by step, from the beginning or from a saved state."""
     row, known = find_contender(name), sorted(each.name for each in contenders() if each.step)
     if not row.step:
         raise MatchError(f"unknown method '{name}'; choose one of {', '.join(known)}")
@@ -37,7 +37,7 @@ def run(name: str, problem: Problem, state: State | None = None) -> Iterator[Sta
 
 
 def begin(problem: Problem) -> State:
-    """The state before the first step: the target as it is."""
+    """The state before the first step, with the target's weights."""
     return State(0, problem.graph.identity(), dict(problem.target), problem.new_stacks())
 
 
@@ -52,7 +52,7 @@ def match(graph: PermutationGraph, target: Tensors, source: Tensors, **options: 
 
 
 def _port(problem: Problem, state: State, found: Match, cosines: Cosines | None = None) -> State:
-    # π_s carries the whole delta up to s over; it is not a running sum of steps with different permutations.
+    # π_s is applied to the whole delta up to s, not to a running sum of steps with different permutations.
     step = state.step + 1
     weights = transplant(problem.target, problem.trajectory.delta(step), problem.graph, found.permutation)
     return _state(step, weights, state.stacks, found, cosines)
@@ -67,12 +67,12 @@ def _cosines(problem: Problem, state: State, found: Match, target: Tensors, sour
     def moved(permutation: Permutation) -> float | None:
         return cosine(target, problem.graph.apply(permutation, source))
 
-    unseen = moved(state.permutation) if state.step else None  # before the first step, nothing was matched
+    unseen = moved(state.permutation) if state.step else None  # nothing is matched before the first step
     return Cosines(cosine(target, source), unseen, moved(found.permutation))
 
 
 def fgmt(problem: Problem, state: State) -> State:
-    """Fast gradient matching along the trajectory: one new pair of gradients a step, all pairs matched."""
+    """Fast gradient matching along the trajectory: one new pair of gradients per step, all pairs matched."""
     found, cosines, _ = _match_gradients(problem, state)
     return _port(problem, state, found, cosines)
 
@@ -87,7 +87,7 @@ def _match_gradients(problem: Problem, state: State) -> tuple[Match, Cosines, Te
 
 
 def gmt(problem: Problem, state: State) -> State:
-    """Gradient matching along the trajectory: every step takes all gradients again, where the permutation now leads."""
+    """Gradient matching along the trajectory: every step recomputes all gradients, at the currently ported weights."""
     stacks = problem.new_stacks()
     for step in range(1, state.step + 2):
         delta = problem.trajectory.delta(step - 1)
@@ -99,14 +99,14 @@ def gmt(problem: Problem, state: State) -> State:
 
 
 def fgmt_sign(problem: Problem, state: State) -> State:
-    """FGMT, but of each step only the entries that go downhill for the target are taken."""
+    """FGMT, keeping of each step only the entries that go downhill for the target."""
     found, cosines, gradient = _match_gradients(problem, state)
     weights = _step_downhill(problem, state, found.permutation, gradient)
     return _state(state.step + 1, weights, state.stacks, found, cosines)
 
 
 def naive_sign(problem: Problem, state: State) -> State:
-    """The identity, but of each step only the entries that go downhill: what the mask alone makes of `fgmt-sign`."""
+    """The identity, keeping only the entries that go downhill: the mask of `fgmt-sign` without matching."""
     step, identity = state.step + 1, problem.graph.identity()
     weights = _step_downhill(problem, state, identity, problem.gradient_at(state.weights, step))
     return _state(step, weights, state.stacks, Match(identity, 0.0, ()), None)
@@ -122,14 +122,14 @@ def _step_downhill(problem: Problem, state: State, permutation: Permutation, gra
 
 
 def naive(problem: Problem, state: State) -> State:
-    """The identity: add the fine-tuning as it is."""
+    """The identity: add the fine-tuning unchanged."""
     return _port(problem, state, Match(problem.graph.identity(), 0.0, ()))
 
 
 def oracle(problem: Problem, state: State) -> State:
-    """The permutation between the fine-tuning and the real fine-tuning of the target, if there is one."""
+    """The permutation between the fine-tuning and the actual fine-tuning of the target, if there is one."""
     if problem.tuned_target is None:
-        raise MatchError("the method 'oracle' needs the real fine-tuning of the new base (--tuned-target)")
+        raise MatchError("the method 'oracle' needs the actual fine-tuning of the new base (--tuned-target)")
     real = {name: problem.tuned_target[name] - start for name, start in problem.target.items()}
     return _once(problem, state, real, problem.trajectory.delta(problem.trajectory.steps))
 
@@ -140,7 +140,7 @@ def rebasin(problem: Problem, state: State) -> State:
 
 
 def permuted_source(problem: Problem, state: State) -> State:
-    """The tuned source itself, permuted as FGMT finds it: what the target's own weights add is the difference."""
+    """The tuned source itself, permuted by FGMT: the difference to FGMT is what the target's own weights add."""
     before = problem.trajectory.delta(state.step)
     followed = replace(state, weights=transplant(problem.target, before, problem.graph, state.permutation))
     ported = fgmt(problem, followed)
@@ -150,7 +150,7 @@ def permuted_source(problem: Problem, state: State) -> State:
 
 
 def _once(problem: Problem, state: State, target: Tensors, source: Tensors) -> State:
-    # These methods have one permutation for all steps: found at the first, kept afterwards.
+    # These methods have a single permutation for all steps, found at the first.
     if state.step:
         return _port(problem, state, Match(state.permutation, state.objective, ()), state.cosines)
     stacks = problem.new_stacks()

@@ -1,8 +1,8 @@
-"""What is maximised: Σ ⟨target, π source⟩ over all tensors and steps, kept as two stacks.
+"""The objective: Σ ⟨target, π source⟩ over all tensors and steps, stored as two stacks.
 
-The steps of a trajectory are one more axis that is never permuted, like the axes of a kernel. So each block of a tensor
-is kept as a *piece*: its groups' axes first, and all the rest (kernel × steps) as one last axis. That last axis may be
-rotated freely, because both sides share it: compression keeps the directions that carry the energy. What is lost is
+The steps of a trajectory are another axis that is never permuted, like the axes of a kernel. So each block of a tensor
+is stored as a *piece*: its groups' axes first, and everything else (kernel × steps) as one last axis. As both sides
+share that axis, it may be rotated freely: compression keeps the directions with the most energy. What is lost is
 orthogonal to what is kept, so for any permutation the objective is off by at most ‖a⊥‖·‖b⊥‖.
 """
 
@@ -25,10 +25,10 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Compression:
-    """How much of the last axis of a piece is kept.
+    """How much of the last axis of a piece to keep.
 
-    `energy` is the share of the squared norm to keep, `sizes` the most that one side of the stacks may hold, in
-    multiples of the model.
+    `energy` is the share of the squared norm, `sizes` the maximum size of one side of the stacks, in multiples of the
+    model.
     """
 
     energy: float = 0.999
@@ -37,12 +37,12 @@ class Compression:
 
 @dataclass
 class Piece:
-    """One block of one tensor: both sides as `[groups' axes …, rest]`, in parts until the whole is needed."""
+    """A block of a tensor: both sides as `[groups' axes …, rest]`, in parts that are concatenated on demand."""
 
     tensor: str
     factors: tuple[Factor, ...]
     each: int
-    """The length that one step adds to the last axis."""
+    """The length of the last axis per step."""
     targets: list[Tensor] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
 
@@ -58,20 +58,20 @@ class Piece:
 
     @property
     def elements(self) -> int:
-        """How many numbers both sides hold."""
+        """The number of elements of both sides."""
         return sum(part.numel() for part in (*self.targets, *self.sources))
 
     @property
     def groups(self) -> set[str]:
-        """The groups whose axes this piece has."""
+        """The groups of this piece's axes."""
         return {factor.group for factor in self.factors if factor.group is not None}
 
     def positions(self, group: str) -> list[int]:
-        """Where the axes of `group` are."""
+        """The positions of the axes of `group`."""
         return [i for i, factor in enumerate(self.factors) if factor.group == group]
 
     def compressed(self, how: Compression) -> Piece:
-        """The same piece with its last axis turned to its principal directions, of which the leading ones are kept."""
+        """A copy with the last axis reduced to its leading principal directions."""
         values, vectors = torch.linalg.eigh(_gram(self.target) + _gram(self.source))
         values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
         enough = int((values.cumsum(0) < how.energy * float(values.sum())).sum()) + 1
@@ -89,7 +89,7 @@ def _whole(parts: list[Tensor]) -> Tensor:
 
 
 def _gram(side: Tensor) -> Tensor:
-    # Of the last axis, scaled so that both sides count alike.
+    # Of the last axis, scaled so that both sides have the same weight.
     flat = side.flatten(0, -2)
     gram = (flat.T @ flat).double()
     return gram / trace if (trace := float(gram.trace())) else gram
@@ -97,21 +97,21 @@ def _gram(side: Tensor) -> Tensor:
 
 @dataclass
 class Stacks:
-    """Pairs of tensors, step after step, and the objective over them."""
+    """Pairs of tensors of all steps, and the objective over them."""
 
     graph: PermutationGraph
     compression: Compression | None = None
     normalise: bool = False
     steps: int = 0
     constant: float = 0.0
-    """The part of the objective that no permutation changes."""
+    """The part of the objective that does not depend on the permutation."""
     pieces: dict[tuple[str, int], Piece] = field(default_factory=dict)
 
     def add(self, target: Tensors, source: Tensors) -> None:
-        """Add one pair: gradients, weights or deltas of the target and the source.
+        """Add a pair of gradients, weights or deltas of the target and the source.
 
-        Tensors that only one side has are an error; those that neither has (frozen parameters) do not count, and
-        neither do whole numbers (BatchNorm's count of minibatches).
+        Both sides must have the same tensors. Missing tensors (frozen parameters) and integers (BatchNorm's counters)
+        do not contribute.
         """
         if missing := sorted(set(target) ^ set(source)):
             side = "target" if missing[0] in source else "source"
@@ -140,16 +140,16 @@ class Stacks:
             self.pieces[name, number] = piece.compressed(self.compression)
 
     def factors(self, name: str, number: int) -> tuple[Factor, ...]:
-        """The axes of the piece that a block of a tensor makes."""
+        """The axes of the piece made from a block of a tensor."""
         return _factors(self.graph.layouts[self.graph.tied.get(name, name)].blocks[number])
 
     @property
     def elements(self) -> int:
-        """How many numbers both stacks hold."""
+        """The number of elements of both stacks."""
         return sum(piece.elements for piece in self.pieces.values())
 
     def weights(self) -> dict[str, float]:
-        """The weight of each tensor in the objective: one, or what makes all tensors count alike."""
+        """The weight of each tensor in the objective: one, or the inverse of its norms if normalised."""
         names = {piece.tensor for piece in self.pieces.values()}
         if not self.normalise:
             return dict.fromkeys(names, 1.0)
@@ -175,7 +175,7 @@ def _valid(name: str, side: str, tensor: Tensor, shape: tuple[int, ...]) -> None
 
 
 def _kept(block: Block) -> list[int]:
-    # What stays an axis of a piece: groups, and pinned blocks that address the rows of a group.
+    # The axes of a piece: groups, and pinned blocks that address the rows of a group.
     needed = {place for factor in block.factors for place in factor.outer}
     return [place for place, factor in enumerate(block.factors) if factor.group is not None or place in needed]
 

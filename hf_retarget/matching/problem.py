@@ -1,4 +1,4 @@
-"""The problem of matching two models, and its state, which can be saved after any step."""
+"""The problem of matching two models, and its state, which can be saved after every step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hf_retarget.matching.trajectory import Trajectory, same_tensors
 from hf_retarget.progress import SILENT, Progress
 
 GradientAt = Callable[[Tensors, int], dict[str, Tensor]]
-"""The gradient at some weights, on the minibatches of a step: the same samples, whichever side asks."""
+"""The gradient at some weights on the minibatches of a step, which are the same for both bases."""
 
 _FORMAT = "hf-retarget/matching-state/2"
 
 
 @dataclass(frozen=True)
 class MatchOptions:
-    """How the permutation is searched."""
+    """Options of the search for a permutation."""
 
     seed: int = 0
     restarts: int = 1
     start: str = "warm"
-    """`restart` begins every step with a guess, `warm` only the first, and all others at the previous permutation."""
+    """`restart` starts every step from a guess, `warm` only the first, and the others from the previous permutation."""
     normalise: bool = False
-    """Let all tensors count alike, instead of by their norm."""
+    """Weight all tensors equally, instead of by their norm."""
     compression: Compression | None = None
 
     def __post_init__(self) -> None:
@@ -44,9 +44,9 @@ class MatchOptions:
 
 @dataclass(frozen=True)
 class Problem:
-    """Two bases, a fine-tuning of the first, and a way to get gradients.
+    """Two bases, a fine-tuning of the first, and a function that computes gradients.
 
-    Weights are the parameters only; `tuned_target` is the real fine-tuning of the target, for the oracle.
+    Weights are parameters only; `tuned_target` is the actual fine-tuning of the target, for the oracle.
     """
 
     graph: PermutationGraph
@@ -74,7 +74,7 @@ class Problem:
     def gradient_at(self, weights: Tensors, step: int) -> dict[str, Tensor]:
         """∇L at `weights` on the minibatches of `step`."""
         if self.gradient is None:
-            raise MatchError("this method needs gradients, and no way to compute them was given (gradient=)")
+            raise MatchError("this method needs gradients; pass a function that computes them (gradient=)")
         return self.gradient(weights, step)
 
     def solve(self, stacks: Stacks, current: Permutation) -> Match:
@@ -92,9 +92,9 @@ class Problem:
 
 @dataclass
 class State:
-    """A matching after some steps: all that is needed to continue it.
+    """The state of a matching after some steps, from which it can continue.
 
-    The next step uses a state up, because its stacks grow in place: two copies of them may not fit into memory.
+    The next step invalidates it, since stacks grow in place: two copies of them might not fit into memory.
     """
 
     step: int
@@ -107,10 +107,10 @@ class State:
     objectives: tuple[float, ...] = ()
     """The objective after each sweep of this step."""
     cosines: Cosines | None = None
-    """Of what was new at this step, such as the two newest gradients."""
+    """The cosines of what this step added, such as the newest gradients."""
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, wholly or not at all."""
+        """Write a safetensors file, atomically."""
         pieces = list(self.stacks.pieces.items())
         tensors = {f"permutation/{name}": index for name, index in self.permutation.indices.items()}
         tensors |= {f"weights/{name}": weight for name, weight in self.weights.items()}

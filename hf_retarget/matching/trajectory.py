@@ -22,7 +22,7 @@ SCHEDULES: dict[str, Callable[[int, int], float]] = {
         sum(_cosine(t, steps) for t in range(step)) / sum(_cosine(t, steps) for t in range(steps))
     ),
 }
-"""How far along the straight line each step is: λ(step, steps), from 0 to 1."""
+"""The position of each step on the straight line: λ(step, steps), from 0 to 1."""
 
 
 def _cosine(step: int, steps: int) -> float:
@@ -30,7 +30,7 @@ def _cosine(step: int, steps: int) -> float:
 
 
 class Trajectory(Protocol):
-    """A path of weights: `steps` steps, and how far the weights have moved from the source after each."""
+    """A path of weights in `steps` steps, as deltas from the source."""
 
     @property
     def steps(self) -> int:
@@ -71,7 +71,7 @@ class LinearTrajectory:
 
 @dataclass(frozen=True)
 class CheckpointTrajectory:
-    """The weights as they really were: state dicts or safetensors files, read only when needed."""
+    """Recorded weights: state dicts or safetensors files, read on demand."""
 
     source: Tensors
     checkpoints: Sequence[Tensors | str | Path]
@@ -82,7 +82,7 @@ class CheckpointTrajectory:
 
     @property
     def steps(self) -> int:
-        """One for each checkpoint."""
+        """The number of checkpoints."""
         return len(self.checkpoints)
 
     def delta(self, step: int) -> dict[str, Tensor]:
@@ -101,14 +101,10 @@ class CheckpointTrajectory:
             found, _ = load_tensors(checkpoint)
         except OSError as error:
             raise MatchError(f"cannot read the checkpoint '{checkpoint}': {error}") from error
-        known = ((name, each) for name, each in found.items() if name in self.source)
-        if broken := next((name for name, each in known if not _is_real(each)), None):
-            raise MatchError(f"'{broken}' in the checkpoint '{checkpoint}' is not made of finite real numbers")
+        for name in [name for name in found if name in self.source]:
+            if not found[name].is_floating_point() or not found[name].isfinite().all():
+                raise MatchError(f"'{name}' in the checkpoint '{checkpoint}' must have finite real values")
         return found
-
-
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and bool(tensor.isfinite().all())
 
 
 def transplant(
@@ -121,7 +117,7 @@ def transplant(
 
 
 def same_tensors(ours: Tensors, theirs: Tensors, our_name: str, their_name: str) -> None:
-    """Check that two sides have the same tensors, and name the first that differs."""
+    """Check that both sides have the same tensors; raise TensorMismatchError for the first difference."""
     for name in (*ours, *theirs):
         if name not in theirs:
             raise TensorMismatchError(f"'{name}' is in the {our_name} weights but not in the {their_name} weights")

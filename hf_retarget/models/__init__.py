@@ -1,4 +1,4 @@
-"""References to models: how they are built, loaded, compared and saved."""
+"""Models: resolving references, building, loading, comparing and saving."""
 
 from hf_retarget.models.checkpoint import Checkpoint, save_model
 from hf_retarget.models.compare import Comparison, Difference, check_alike, compare, head_names, list_differences

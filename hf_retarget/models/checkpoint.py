@@ -1,4 +1,4 @@
-"""A checkpoint: the weights of one side of a port, with the description of the model they belong to; saving one."""
+"""Checkpoints: the weights of one side of a port with the description of their model; saving models."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from hf_retarget.models.weights import find_not_finite, fit_weights, fits, seede
 Library = TimmLibrary | TransformersLibrary
 
 LIBRARIES: Mapping[str, Library] = {"transformers": TransformersLibrary(), "timm": TimmLibrary()}
-"""In the order in which they are asked; timm takes what no other does."""
+"""In the order in which they are tried; timm is the fallback."""
 
 
 def find_library(raw: Mapping[str, Any]) -> Library:
-    """The library that a config.json belongs to.
+    """The library that a config.json is for.
 
     Example:
         >>> type(find_library({"model_type": "vit", "architectures": ["ViTForImageClassification"]})).__name__
@@ -40,31 +40,31 @@ def find_library(raw: Mapping[str, Any]) -> Library:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Checkpoint(Description):
-    """Weights as they are stored, with the architecture that they fit."""
+    """Weights as stored, with the architecture that they fit."""
 
     num_classes: int
     reference: str
-    """As the user gave it."""
+    """As given by the user."""
     weights: dict[str, Tensor] = field(repr=False)
-    """The whole state dict, in the dtypes it is stored in."""
+    """The whole state dict, in its stored dtypes."""
     dtype: torch.dtype
-    """The dtype of most of the floating-point numbers."""
+    """The most common floating-point dtype."""
     revision: str | None = None
     """The commit, for models from the Hub."""
     hub_id: str | None = None
-    """The name on the Hub, for models from there: `timm/resnet18.a1_in1k`."""
+    """The Hub id, for models from the Hub: `timm/resnet18.a1_in1k`."""
     base_models: tuple[str, ...] = ()
-    """The models it was made from, according to the card in its folder."""
+    """The base models named in the model card."""
     hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """From the names of the files that were read to their sha256."""
+    """The sha256 of each file that was read."""
     notes: tuple[str, ...] = ()
-    """What was found when it was read that a user should know."""
+    """Remarks for the user about how it was read."""
     module: nn.Module | None = field(default=None, repr=False)
-    """The model itself, if it was given from Python and can only be copied."""
+    """The module itself, if it was passed from Python and can only be copied."""
 
     @property
     def facts(self) -> ModelFacts:
-        """What port.json says of it."""
+        """Its entry in port.json."""
         return ModelFacts(
             reference=self.reference,
             architecture=self.architecture,
@@ -83,7 +83,7 @@ class Checkpoint(Description):
     def build(self, num_classes: int | None = None, *, seed: int = 0) -> nn.Module:
         """The model in float32 on the CPU, in evaluation mode, with these weights.
 
-        With another number of classes the classifier is new, with random weights from the seed.
+        With another number of classes, the classifier gets random weights from the seed.
         """
         model = self._make(num_classes, seed, empty=False).float()
         room = model.state_dict()
@@ -92,11 +92,11 @@ class Checkpoint(Description):
         return model.requires_grad_(True).eval()
 
     def skeleton(self, num_classes: int | None = None) -> nn.Module:
-        """The model without memory for its parameters: names and shapes only."""
+        """The model with parameters on the meta device: names and shapes only."""
         return self._make(num_classes, seed=0, empty=True)
 
     def in_float32(self) -> dict[str, Tensor]:
-        """The weights in the precision they are computed in; half precision is only a way to store them."""
+        """The weights in float32, in which everything is computed."""
         return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in self.weights.items()}
 
     def _make(self, num_classes: int | None, seed: int, *, empty: bool) -> nn.Module:
@@ -117,10 +117,10 @@ def save_model(
     dtype: torch.dtype | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write weights as a model of the same architecture as `like`, the same bytes for the same content.
+    """Write weights as a model of the same architecture as `like`; equal content gives equal bytes.
 
-    Tensors are stored as `like` has them, or in `dtype`. `config` replaces entries of its configuration, such as
-    input_size. Label names are only written if they are given. Without weights, only the configuration is written.
+    Tensors are stored in the dtypes of `like`, or in `dtype`. `config` replaces entries of the configuration, such as
+    input_size. Label names are only written if given. Without weights, only the configuration is written.
     """
     classes = like.num_classes if num_classes is None else num_classes
     if labels is not None and len(labels) != classes:
@@ -129,7 +129,7 @@ def save_model(
     model = about.skeleton()
     stored: dict[str, Tensor] = {}
     if weights is not None:
-        fault = f"they are no weights of '{like.architecture}'"
+        fault = f"these are not weights of '{like.architecture}'"
         ordered = fit_weights(weights, model.state_dict(), str(folder), fault)
         stored = _distinct({name: _stored(name, tensor, like, dtype) for name, tensor in ordered.items()})
     folder = Path(folder)
@@ -143,7 +143,7 @@ def save_model(
 def _stored(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | None) -> Tensor:
     tensor = tensor.detach().cpu()
     if find_not_finite({name: tensor}):
-        raise NotFiniteError(f"'{name}' holds NaN or infinite numbers, and such a model is not saved")
+        raise NotFiniteError(f"'{name}' holds NaN or infinite values; such a model is not saved")
     if not tensor.is_floating_point():
         return tensor.contiguous()
     known = like.weights.get(name)
@@ -151,16 +151,16 @@ def _stored(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | No
     narrow = tensor.to(wanted)
     if find_not_finite({name: narrow}):
         raise ModelError(
-            f"'{name}' has numbers up to {float(tensor.abs().max()):.3g}, too large for {wanted}; "
+            f"'{name}' has values up to {float(tensor.abs().max()):.3g}, too large for {wanted}; "
             "save in float32 or bfloat16"
         )
     return narrow.contiguous()
 
 
 def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses tensors that share memory, as tied weights do: all but the first are copied.
+    """Copy tensors that share memory, such as tied weights, since safetensors refuses them.
 
-    `huggingface_hub.save_torch_state_dict` would leave them out, and then not every library finds them.
+    `huggingface_hub.save_torch_state_dict` would leave them out, and some libraries would then miss them.
     """
     seen: set[int] = set()
     distinct = {}

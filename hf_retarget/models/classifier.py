@@ -1,4 +1,4 @@
-"""The classifier of a model: where it is, how many classes it has, and how it is given another size."""
+"""The classifier of a model: finding it, counting its classes, and resizing it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def classifier_names(model: nn.Module, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """The parameters of a model's classifier, from timm's configuration, from the model itself, or of the last layer.
+    """The parameters of a classifier, according to timm's configuration, the model itself, or those of the last layer.
 
     Example:
         >>> classifier_names(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
@@ -30,7 +30,7 @@ def classifier_names(model: nn.Module, config: Mapping[str, Any] | None = None) 
 
 
 def under(modules: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """The tensors that belong to one of the modules.
+    """The tensors of some modules.
 
     Example:
         >>> under(["head"], ["stem.weight", "head.weight", "header.weight"])
@@ -41,13 +41,13 @@ def under(modules: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
 
 
 def configured_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that timm's configuration names as the classifier: several if it is distilled."""
+    """The classifier's modules according to timm's configuration: several for distilled models."""
     named = config.get("classifier") or ()
     return (named,) if isinstance(named, str) else tuple(named)
 
 
 def count_classes(model: nn.Module) -> int:
-    """How many classes a model has; 0 without a classifier.
+    """The number of classes of a model; 0 without a classifier.
 
     Example:
         >>> count_classes(nn.Linear(4, 3))
@@ -61,7 +61,7 @@ def count_classes(model: nn.Module) -> int:
 
 
 def resize_classifier(model: nn.Module, num_classes: int) -> nn.Module:
-    """Give a model a freshly initialised classifier, in place, unless it has the right size already.
+    """Replace the classifier of a model in place by a newly initialized one, unless it already has the right size.
 
     Example:
         >>> resize_classifier(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 5)[-1]
@@ -75,19 +75,19 @@ def resize_classifier(model: nn.Module, num_classes: int) -> nn.Module:
     modules = _last(model)
     if not modules or not num_classes:
         raise ModelError(
-            f"{type(model).__name__} cannot be given {num_classes} classes: it has no classifier that could be found "
-            "and no reset_classifier(num_classes); add that method to the model"
+            f"{type(model).__name__} cannot be given {num_classes} classes: no classifier was found, and it has no "
+            "method reset_classifier(num_classes); add that method to the model"
         )
     where, _, name = modules[0].rpartition(".")
     if not name:
-        raise ModelError(f"{type(model).__name__} is a single layer; wrap it into a module to change its classes")
+        raise ModelError(f"{type(model).__name__} is a single layer; wrap it in a module to change its classes")
     parent = model.get_submodule(where)
     setattr(parent, name, _resized(getattr(parent, name), num_classes))
     return model
 
 
 def check_shapes(model: nn.Module, input_size: tuple[int, ...], classes: int) -> None:
-    """Run the model once, on zeros, so that a wrong image size shows before long work begins.
+    """Run the model once on zeros, so that a wrong image size is found before long work begins.
 
     Example:
         >>> check_shapes(nn.Flatten(), (1, 2, 2), classes=4)
@@ -109,11 +109,11 @@ def check_shapes(model: nn.Module, input_size: tuple[int, ...], classes: int) ->
             module.training = training
     shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if shape != [1, classes]:
-        raise ModelError(f"the model answers one image with {shape}, not with one number for each of {classes} classes")
+        raise ModelError(f"the model's output for one image is {shape}, not one number for each of {classes} classes")
 
 
 def _announced(model: nn.Module) -> tuple[str, ...]:
-    """The names of what timm's models return from `get_classifier`."""
+    """The names of the modules that `get_classifier` returns."""
     if not callable(get := getattr(model, "get_classifier", None)):
         return ()
     found = get()
@@ -122,7 +122,7 @@ def _announced(model: nn.Module) -> tuple[str, ...]:
 
 
 def _last(model: nn.Module) -> tuple[str, ...]:
-    """The last linear or convolutional layer, with as many outputs as there are classes if that is known."""
+    """The last linear or convolutional layer, with one output per class if the number of classes is known."""
     classes = getattr(model, "num_classes", None)
     names = [
         name

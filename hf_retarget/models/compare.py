@@ -1,4 +1,4 @@
-"""Whether checkpoints belong together: one architecture, and the same tensors apart from the classifier."""
+"""Comparing checkpoints: those of a port need one architecture, with equal tensors apart from the classifier."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hf_retarget.names import SIDES
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found when three checkpoints were compared, and nothing prevents a port."""
+    """The result of comparing the three checkpoints of a port."""
 
     head: tuple[str, ...]
     """The parameters of the classifier, by their names in the tuned model."""
     labels_agree: bool | None
-    """Whether all three classifiers are known to have the same labels in the same order; None if not all are known."""
+    """Whether all three classifiers have the same labels in the same order; None if unknown."""
     notes: tuple[str, ...] = ()
     """Differences that do not prevent a port, but are worth knowing."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that is not the same on all three sides: its shape on each, None where it is absent."""
+    """A tensor that differs between the three models: its shape in each, None where it is absent."""
 
     name: str
     source: tuple[int, ...] | None
@@ -40,7 +40,7 @@ class Difference:
 
 
 def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Comparison:
-    """Compare the three sides of a port; raises ModelError with the first differences."""
+    """Compare the three models of a port; raise ModelError with the first differences."""
     if not tuned.num_classes:
         raise ModelError(f"the tuned model '{tuned.reference}' has no classifier; a port needs one")
     if tuned.labels is not None and len(tuned.labels) != tuned.num_classes:
@@ -50,7 +50,7 @@ def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Compar
         )
     head = head_names(tuned, source, target)
     if not head:
-        raise ModelError("the tuned model has no head that could be found; a port needs a classifier")
+        raise ModelError("no head was found in the tuned model; a port needs a classifier")
     for other, side in ((source, SIDES["source"]), (target, SIDES["target"])):
         differing = _find_difference(tuned, other, f"in the {side}, ", head)
         if not differing and tuned.config.get("fixed_input_size") and _image_size(tuned) != _image_size(other):
@@ -66,7 +66,7 @@ def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Compar
 
 
 def list_differences(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> tuple[Difference, ...]:
-    """Every tensor whose name or shape differs between the three, those of the classifier included."""
+    """All tensors whose name or shape differs between the three, including those of the classifier."""
     old, own, new = ({key: tuple(each.shape) for key, each in s.weights.items()} for s in (source, tuned, target))
     head = set(head_names(tuned, source, target))
     names = {**own, **old, **new}
@@ -75,7 +75,7 @@ def list_differences(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) 
 
 
 def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Check that weights can be mixed: one architecture, heads of one size and with the same labels."""
+    """Check that weights can be mixed: one architecture, and heads of equal size and labels."""
     first = checkpoints[0]
     for other in checkpoints[1:]:
         pair = f"'{first.reference}' and '{other.reference}'"
@@ -92,8 +92,8 @@ def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def head_names(of: Checkpoint | nn.Module, *others: Checkpoint) -> tuple[str, ...]:
-    """The parameters of a classifier: according to timm's configuration or to the model, those whose first size differs
-    from that in other checkpoints, or the last layer with as many outputs as there are classes.
+    """The parameters of a classifier: according to timm's configuration or the model, those resized between
+    checkpoints, or those of the last layer with one output per class.
 
     Example:
         >>> head_names(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
@@ -116,14 +116,14 @@ def head_names(of: Checkpoint | nn.Module, *others: Checkpoint) -> tuple[str, ..
 
 
 def _is_resized(here: Tensor, there: Tensor | None) -> bool:
-    """Whether two tensors are the same but for the number of rows."""
+    """Whether two tensors differ only in the number of rows."""
     if there is None or not here.dim() == there.dim() > 0:
         return False
     return len(here) != len(there) and here.shape[1:] == there.shape[1:]
 
 
 def _find_difference(one: Checkpoint, other: Checkpoint, where: str = "", head: tuple[str, ...] = ()) -> str:
-    """What differs between two models, apart from the tensors of the head; empty if nothing does."""
+    """Describe how two models differ, apart from the tensors of the head; empty if they agree."""
     # BatchNorm statistics count like parameters.
     ours, theirs = ({n: t for n, t in each.weights.items() if n not in head} for each in (one, other))
     tensors = describe_differences(theirs, ours)
@@ -139,7 +139,7 @@ def _find_difference(one: Checkpoint, other: Checkpoint, where: str = "", head: 
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Constructor arguments without dropout and drop-path, which are off while matching."""
+    """Constructor arguments without dropout and drop-path, which are disabled while matching."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in options.items()

@@ -1,8 +1,8 @@
-"""What is known of a model besides its weights, and what a config.json may decide of it: its shape, within bounds.
+"""Descriptions of models, and checks of config.json, which may decide the shape of a model, within bounds.
 
-Constructor arguments of a downloaded config.json would otherwise reach `timm.create_model`, which also fetches
-addresses, reads files and unpickles them. So an argument must be a parameter of the model's class, of a plain type and
-of a reasonable size, and what is built from it may not be larger than any existing model.
+Constructor arguments of a downloaded config.json would otherwise reach `timm.create_model`, which also downloads URLs,
+reads files and unpickles them. So an argument must be a parameter of the model's class, of a plain type and a
+reasonable size, and the resulting model may not be larger than any existing one.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from hf_retarget.words import nearest
 MAX_LAYERS = 1_000  # repetitions of anything: depth, layers, blocks, stages, heads
 MAX_SIZE = 2**20  # any other whole number: widths, tokens, pixels, classes
 MAX_NUMBER = 1e9  # any other number
-MAX_TEXT = 1_000  # letters of a text
-MAX_ITEMS = 1_000  # entries of a list or an object, those inside it included
-MAX_DEPTH = 5  # lists and objects inside each other; the stages of EfficientNet take three
+MAX_TEXT = 1_000  # characters of a string
+MAX_ITEMS = 1_000  # entries of a list or object, nested ones included
+MAX_DEPTH = 5  # levels of nested lists and objects; the stages of EfficientNet have three
 MAX_MODULES = 50_000  # modules of a model; the largest of timm has fewer than 5,000
-MAX_SIDE, MIN_CROP = 4096, 0.05  # pixels of a side of an image, and the share of it that is kept
+MAX_SIDE, MIN_CROP = 4096, 0.05  # pixels of an image's side, and the share of it that a crop keeps
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """What is known of a model besides its weights."""
+    """A model without its weights."""
 
     architecture: str
-    """A timm architecture without tag, `module:factory`, a class of transformers, or the class name of a model given
+    """A timm architecture without tag, `module:factory`, a class of transformers, or the class name of a model passed
     from Python."""
     options: Mapping[str, Any]
     """Constructor arguments, without `num_classes`."""
     num_classes: int | None
     labels: tuple[str, ...] | None
-    """Label names in the order of the classifier, if they are known."""
+    """Label names in the order of the classifier, if known."""
     config: Mapping[str, Any] = field(repr=False)
     """Configuration in timm's terms: input_size, mean, std, interpolation, crop_pct, classifier, license …"""
     library: str = "timm"
-    """The format it is read and saved in: a key of `LIBRARIES`."""
+    """The library that reads and saves it: a key of `LIBRARIES`."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json as a dictionary."""
+    """Read a config.json as a dictionary."""
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Label names, as a list or by number; None if a number is missing, or if they are transformers' placeholders.
+    """Read label names, given as a list or by number; None if any is missing, or if they are only placeholders.
 
     Example:
         >>> read_labels({"id2label": {"1": "dog", "0": "cat"}}), read_labels({"id2label": {"0": "LABEL_0"}})
@@ -87,7 +87,7 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
 # ---- constructor arguments
 
 BUILDER_ARGUMENTS = frozenset({"bn_eps", "bn_momentum", "bn_tf", "img_size"})
-"""What timm's builders take besides the parameters of a class."""
+"""Arguments that timm's builders accept besides the parameters of a class."""
 
 _FORBIDDEN = frozenset(
     (
@@ -97,20 +97,20 @@ _FORBIDDEN = frozenset(
         *("model_name", "variant", "architecture"),
     )
 )
-"""What timm's `create_model` and its builders act on."""
+"""Arguments with side effects in timm's `create_model` and its builders."""
 _UNSET = (None, False, "")
-"""Values of arguments that scripts save although they were not set."""
+"""Values that scripts save for arguments that were not set."""
 _HARMLESS = frozenset({"pretrained_window_sizes"})
-"""Of all names that begin with `pretrained`, the one that is about shapes."""
+"""The only argument that begins with `pretrained` and describes a shape."""
 
 _REPEATED = re.compile(r"(.*_)?(depths?|layers|blocks|stages|repeats?|heads|levels|n_layer|n_head)")
-"""Names of what is repeated; of a list, the sum counts."""
+"""Names of repetition counts; of a list, the sum counts."""
 _FAR = re.compile(r".*(theta|window|max_position_embeddings)")
-"""Names of distances within a text, which may be large."""
+"""Names of distances in a text, which may be large."""
 
 
 def check_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: str) -> dict[str, Any]:
-    """Constructor arguments of a config.json, if each is one of those known, plain and of a reasonable size.
+    """Check that constructor arguments of a config.json are known, plain and of a reasonable size.
 
     Example:
         >>> check_arguments({"checkpoint_path": "/x"}, frozenset(), "tuned/")
@@ -124,7 +124,7 @@ def check_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: 
         if name in _FORBIDDEN or (name.startswith("pretrained") and name not in _HARMLESS):
             raise ModelError(
                 f"{argument}, which does not describe a model's shape; "
-                "remove it: a configuration may not decide what is loaded, from where, or to where"
+                "remove it: a configuration may not decide what is loaded, or from where"
             )
         if name not in known and name not in BUILDER_ARGUMENTS:
             hint = nearest(name, sorted(known)) or "; remove it"
@@ -134,7 +134,7 @@ def check_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: 
 
 
 def check_value(name: str, value: Any, where: str) -> None:
-    """Refuse a value that is not plain or too large, however deep inside."""
+    """Refuse a value that is not plain, or is too large, at any depth."""
     problem = _find_problem(name, value, 0)
     if problem is None and _count(value) > MAX_ITEMS:
         problem = f"has more than {MAX_ITEMS:,} entries"
@@ -151,12 +151,12 @@ def _find_problem(name: str, value: Any, depth: int) -> str | None:
     if isinstance(value, float):
         return None if math.isfinite(value) and abs(value) <= MAX_NUMBER else f"is {value}, which is out of range"
     if isinstance(value, str):
-        return f"is a text of {len(value):,} letters" if len(value) > MAX_TEXT else None
+        return f"is a string of {len(value):,} characters" if len(value) > MAX_TEXT else None
     if depth == MAX_DEPTH:
         return f"is nested more than {MAX_DEPTH} levels deep"
     if isinstance(value, Mapping):
         if bad := next((key for key in value if not isinstance(key, str)), None):
-            return f"has the key {bad!r}, which is no text"
+            return f"has the key {bad!r}, which is not a string"
         inside = list(value.items())
     elif isinstance(value, (list, tuple)):
         if _REPEATED.fullmatch(name) and sum(each for each in value if type(each) is int) > MAX_LAYERS:
@@ -174,7 +174,7 @@ def _count(value: Any) -> int:
 
 @contextmanager
 def bounded_build(reference: str, most: int) -> Iterator[None]:
-    """Stop the construction of a model that gets too many modules or numbers, before the numbers are drawn."""
+    """Stop the construction of a model with too many modules or parameters, before these are initialized."""
     modules = numbers = 0
     problem = ""
 
@@ -186,7 +186,7 @@ def bounded_build(reference: str, most: int) -> Iterator[None]:
         if modules > MAX_MODULES:
             problem = f"it would have more than {MAX_MODULES:,} modules"
         elif numbers > most:
-            problem = f"it would have more than {most:,} numbers"
+            problem = f"it would have more than {most:,} parameters"
         if problem:
             raise ModelError(problem)
 
@@ -202,7 +202,7 @@ def bounded_build(reference: str, most: int) -> Iterator[None]:
             raise ModelError(
                 f"'{reference}' does not fit its weights: {problem}; is it another architecture?"
             ) from error
-        # Some constructors compute with their own weights; other faults are found later.
+        # Some constructors compute with their own weights; other errors are found later.
     finally:
         for hook in hooks:
             hook.remove()
@@ -212,7 +212,7 @@ def bounded_build(reference: str, most: int) -> Iterator[None]:
 
 
 def check_images(entries: Mapping[str, Any], where: str, file: str = MODEL_CONFIG) -> dict[str, Any]:
-    """The entries of a configuration about images, heads and licences, checked; all others are left out.
+    """Check the entries of a configuration about images, heads and licences, and leave out all others.
 
     In particular, nothing about the origin of weights reaches timm.
 
@@ -222,12 +222,12 @@ def check_images(entries: Mapping[str, Any], where: str, file: str = MODEL_CONFI
     """
     for name in ("file", "state_dict"):
         if entries.get(name):
-            raise ModelError(f"{file} in '{where}' has '{name}', which would say where weights are; remove it")
+            raise ModelError(f"{file} in '{where}' has '{name}', which would set where weights come from; remove it")
     return {name: check_entry(name, entry, where, file) for name, entry in entries.items() if name in _IMAGES}
 
 
 def check_entry(name: str, entry: Any, where: str, file: str = MODEL_CONFIG) -> Any:
-    """A value of a configuration with lists as tuples, if it is one that the entry of this name may have."""
+    """Check the value of a configuration's entry, and return it with lists as tuples."""
     value, (accepts, words) = _freeze(entry), (_IMAGES | _ARGUMENTS)[name]
     if value is not None and not accepts(value):
         raise ModelError(f"{file} in '{where}' has {name} {value!r:.100}; it must be {words}")
@@ -235,7 +235,7 @@ def check_entry(name: str, entry: Any, where: str, file: str = MODEL_CONFIG) -> 
 
 
 def _freeze(value: Any) -> Any:
-    """JSON's lists as the tuples they were, so that configurations can be compared."""
+    """Turn JSON's lists into tuples, so that configurations can be compared."""
     return tuple(_freeze(each) for each in value) if isinstance(value, list) else value
 
 
@@ -266,8 +266,8 @@ _CROPS = ("center", "squash", "border")
 _size = (lambda value: _are(value, (3,), _is_side), f"channels, height and width, each up to {MAX_SIDE}")
 _pool = (lambda value: _are(value, (1, 2), lambda each: _is_class_count(each) and each > 0), "height and width")
 _crop = (lambda value: _is_number(value) and MIN_CROP <= value <= 10, f"a number from {MIN_CROP} to 10")
-_text = (_is_text, "a text")
-_texts = (lambda value: _is_text(value) or _are(value, range(101), _is_text), "a text, or a list of texts")
+_text = (_is_text, "a string")
+_texts = (lambda value: _is_text(value) or _are(value, range(101), _is_text), "a string, or a list of strings")
 
 _IMAGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), _size),
@@ -282,7 +282,7 @@ _IMAGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("license", "license_link", "tag", "origin_url", "paper_name", "description"), _text),
     **dict.fromkeys(("first_conv", "classifier", "paper_ids", "notes"), _texts),
 }
-"""The entries that are read, which values they may have, and how to say so."""
+"""The entries that are read, with a check of their values and its description."""
 
 _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "img_size": (lambda value: _is_side(value) or _are(value, (2,), _is_side), f"one or two numbers up to {MAX_SIDE}"),

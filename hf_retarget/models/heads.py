@@ -1,6 +1,6 @@
-"""Heads: for a fine-tuning, one for its classes; for a port, one of the same size for both bases.
+"""Heads: one for the classes of a fine-tuning, or one of equal size for both bases of a port.
 
-No checkpoint on the Hub contains the head that its fine-tuning started from, so a port has to choose one.
+Checkpoints on the Hub do not contain the head that their fine-tuning started from, so a port has to choose one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hf_retarget.words import nearest
 Tensors = Mapping[str, Tensor]
 
 ALONG = 0.5
-"""Above this cosine, the tuned head is taken to come from the old base's head; that of unrelated heads is near 0."""
+"""Cosine above which the tuned head is assumed to come from the old base's head; unrelated heads are near 0."""
 
 
 # ---- for a fine-tuning
 
 
 def check_head(head: str) -> None:
-    """Refuse a kind of head that does not exist."""
+    """Refuse an unknown kind of head."""
     if head not in START_HEADS:
         hint = nearest(head, START_HEADS) or f"; choose one of {', '.join(START_HEADS)}"
         raise ModelError(f"unknown head '{head}'{hint}")
@@ -49,12 +49,12 @@ def choose_head(
             raise ModelError(f"the head of '{checkpoint.reference}' cannot be kept: {reason}; use 'fresh' or 'zero'")
         return "zero", reason
     if head == "auto" and checkpoint.labels and labels and match_names(labels, checkpoint.labels) is None:
-        return "zero", "the model and the data have other labels"
+        return "zero", "the labels of model and data differ"
     return "keep", "asked for" if head == "keep" else "the classes of model and data agree"
 
 
 def make_model(checkpoint: Checkpoint, classes: int, head: str, seed: int = 0) -> nn.Module:
-    """The model of a checkpoint for this number of classes, with a head of the chosen kind."""
+    """The model of a checkpoint with a head of the given kind for this number of classes."""
     if head == "keep":
         return checkpoint.build()
     old = set(head_names(checkpoint))
@@ -62,9 +62,9 @@ def make_model(checkpoint: Checkpoint, classes: int, head: str, seed: int = 0) -
     model = replace(checkpoint, weights=rest).build(classes, seed=seed)
     names = set(head_names(replace(checkpoint, weights=model.state_dict(), num_classes=classes)))
     if not names:
-        raise ModelError(f"'{checkpoint.reference}' has no classifier that could be found; give the model one")
+        raise ModelError(f"no classifier was found in '{checkpoint.reference}'; add one to the model")
     if checkpoint.module is not None:
-        _reset(model, names, seed)  # a copy of a model has its head, if the number of classes is the same
+        _reset(model, names, seed)  # a copied module keeps its head if the number of classes is the same
     if head == "zero":
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -86,7 +86,7 @@ def match_names(labels: Sequence[str], model_labels: Sequence[str]) -> list[int]
 
 
 def simplify_names(*labels: Sequence[str]) -> list[list[str]]:
-    """Lists of labels without what does not count: case, `_` and `-`, unless only that tells some apart."""
+    """Normalise case, `_` and `-` in lists of labels, unless that would make some of them equal."""
     plain = [[" ".join(re.split(r"[_\s-]+", each.casefold())).strip() for each in names] for names in labels]
     return plain if all(len(set(names)) == len(names) for names in plain) else [list(names) for names in labels]
 
@@ -105,12 +105,12 @@ def _reset(model: nn.Module, names: set[str], seed: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The weights of both bases with heads of the tuned model's size."""
+    """The weights of both bases with heads of the size of the tuned model's."""
 
     source: dict[str, Tensor] = field(repr=False)
     target: dict[str, Tensor] = field(repr=False)
     policy: str
-    """The policy that was used, never `auto`."""
+    """The policy used, never `auto`."""
     why: str
 
 
@@ -127,8 +127,8 @@ def fit_heads(
     """Give both bases a head of the tuned model's size; `names` are the tensors of the head in `tuned`.
 
     `zero`: both get zeros. `shared`: both get `head`, a random one. `given`: both get `head`, the one that the
-    fine-tuning began with. `own`: each keeps its own. `auto`: `own` if the head was tuned along, else `zero`.
-    `labels_agree` is False if the labels of the three are known to differ.
+    fine-tuning started from. `own`: each keeps its own. `auto`: `own` if the tuned head comes from the old base's,
+    else `zero`. `labels_agree` is False if the labels of the three are known to differ.
 
     Example:
         >>> base, tuned = {"w": torch.ones(2), "fc": torch.ones(5, 2)}, {"w": torch.ones(2), "fc": torch.ones(3, 2)}
@@ -157,7 +157,7 @@ def fit_heads(
 def foresee_policy(
     source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str], labels_agree: bool | None = None
 ) -> tuple[str | None, str]:
-    """What `auto` will choose according to shapes and labels, and why; None if the weights decide.
+    """What `auto` will choose given shapes and labels, and why; None if the weights decide.
 
     Example:
         >>> base, tuned = {"fc": torch.ones(5, 2, device="meta")}, {"fc": torch.ones(3, 2, device="meta")}
@@ -167,20 +167,23 @@ def foresee_policy(
     if differing := _find_difference(source, tuned, target, names):
         return "zero", f"the heads differ in size: {differing}"
     if labels_agree is False:
-        return "zero", "the heads have one size, but their labels differ"
-    return None, "the heads have one size: 'own' if the tuned head is close to the old base's, else 'zero'"
+        return "zero", "the heads have equal size, but their labels differ"
+    return None, "the heads have equal size: 'own' if the tuned head is close to the old base's, else 'zero'"
 
 
 def _choose_by_cosine(source: Tensors, tuned: Tensors, names: Sequence[str]) -> tuple[str, str]:
-    """Compare the weight matrices of the heads; biases are small and tell little."""
+    """Compare the weight matrices of the heads; biases carry little information."""
     matrices = [name for name in names if tuned[name].dim() > 1] or list(names)
     ours = torch.cat([tuned[name].double().flatten() for name in matrices])
     theirs = torch.cat([source[name].double().flatten() for name in matrices])
     length = float(ours.norm() * theirs.norm())
     cosine = float(ours @ theirs) / length if length else 0.0
     if cosine > ALONG:
-        return "own", f"the heads have one size, and the tuned head is close to the old base's (cosine {cosine:.2f})"
-    return "zero", f"the heads have one size, but the tuned head is not the old base's (cosine {cosine:.2f})"
+        return (
+            "own",
+            f"the heads have equal size, and the tuned one is close to the old base's (cosine {cosine:.2f})",
+        )
+    return "zero", f"the heads have equal size, but the tuned one is not the old base's (cosine {cosine:.2f})"
 
 
 def _find_difference(source: Tensors, tuned: Tensors, target: Tensors, names: Sequence[str]) -> str:

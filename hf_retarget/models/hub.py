@@ -1,6 +1,6 @@
-"""Models on the Hub: the files that are needed, in the client's cache, all of one commit.
+"""Models on the Hub: downloads the files that are needed, all of one commit, into the client's cache.
 
-`snapshot_download` would fetch every form of the weights there is.
+`snapshot_download` would fetch the weights in every format there is.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, MODEL_CONFI
 from hf_retarget.untrusted import MAX_CONFIG_BYTES, read_bytes, split_card
 
 _TIMEOUT = 10.0  # seconds
-_BEGINNING = 100_001  # bytes of a file of weights, which hold most headers; as many as the client asks for
+_BEGINNING = 100_001  # bytes of a weight file, enough for most headers; as many as the client requests
 
 
 def split_revision(reference: str) -> tuple[str, str | None]:
-    """A Hub reference as repository and revision.
+    """Split a Hub reference into repository and revision.
 
     Example:
         >>> split_revision("hf-hub:org/name@v2"), split_revision("org/name")
@@ -55,10 +55,10 @@ def fetch_model(
     headers: Path | None = None,
     optional: bool = False,
 ) -> HubModel:
-    """Download what is needed of a model, or find it in the cache.
+    """Download the files of a model, or find them in the cache.
 
-    With `headers`, an empty folder, only names, shapes and types of the weights are fetched, into that folder; if they
-    are `optional`, only where there are safetensors.
+    With `headers`, an empty folder, only the headers of the weights are fetched, into that folder; with `optional`,
+    only if there are safetensors.
     """
     model = HubModel(reference, token, headers)
     if holds_adapter(model.sizes):
@@ -66,7 +66,7 @@ def fetch_model(
         config = MODEL_CONFIG in model.sizes
     if config:
         if (found := model.fetch(MODEL_CONFIG)) is None:
-            advice = "so its architecture is unknown; download it, and say --arch"
+            advice = "so its architecture is unknown; download it, and give --arch"
             raise model.absent(MODEL_CONFIG, f"'{model.repository}' has no {MODEL_CONFIG}, {advice}")
         for companion in find_library(read_config(found)).companions:
             model.fetch(companion)
@@ -74,13 +74,13 @@ def fetch_model(
         model.fetch_weights(allow_pickle)
     model.fetch(PORT)
     if headers is None:
-        with suppress(ModelError):  # an unknown licence is no reason to stop
+        with suppress(ModelError):  # the licence is optional
             model.fetch(CARD)
     return model
 
 
 def holds_adapter(names: Container[str]) -> bool:
-    """Whether the files of a folder or repository are those of an adapter, without a model of its own.
+    """Whether the files of a folder or repository are those of an adapter, without a whole model.
 
     Example:
         >>> holds_adapter(["adapter_config.json"]), holds_adapter(["adapter_config.json", "model.safetensors"])
@@ -95,7 +95,7 @@ def no_adapter_weights(where: str) -> str:
 
 
 def read_card(card: Path) -> dict[str, Any]:
-    """The metadata of a README.md; empty if there is none, or it cannot be read."""
+    """The metadata of a README.md; empty if there is none or it cannot be read."""
     try:
         entries, _ = split_card(read_bytes(card).decode())
     except (OSError, ValueError, yaml.YAMLError):
@@ -104,13 +104,13 @@ def read_card(card: Path) -> dict[str, Any]:
 
 
 def find_bases(entries: Mapping[str, Any]) -> tuple[str, ...]:
-    """The models on the Hub that a card names as the bases of its own."""
+    """The base models that a card names."""
     named = entries.get("base_model")
     return tuple(each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str))
 
 
 def find_licence(entries: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of a card about the licence; one that the Hub does not know has a name of its own.
+    """The entries of a card about the licence; a licence unknown to the Hub is called by its `license_name`.
 
     Example:
         >>> find_licence({"license": "other", "license_name": "dinov3-license"})
@@ -124,10 +124,10 @@ def find_licence(entries: Mapping[str, Any]) -> dict[str, str]:
 
 
 class HubModel:
-    """One commit of a model on the Hub, on this machine as far as it was fetched.
+    """One commit of a model on the Hub, and the part of it that has been fetched.
 
-    Which files it has is asked once; if the Hub is out of reach, those in the cache count. The first file is downloaded
-    by branch or tag, which the cache then knows, and all others by its commit.
+    Its files are listed once; if the Hub cannot be reached, those in the cache are used. The first file is downloaded
+    by branch or tag, which the cache then resolves, and all others by commit.
     """
 
     def __init__(self, reference: str, token: str | None, headers: Path | None) -> None:
@@ -135,29 +135,29 @@ class HubModel:
         self.api, self.headers = huggingface_hub.HfApi(token=token), headers
         self.folder = headers or Path()
         self.hashes: dict[str, str] = {}
-        """The sha256 of files, as far as the Hub names them: those of all large ones."""
+        """The sha256 of files according to the Hub, which has those of all large ones."""
         self.remaining = 0
-        """Bytes of weights that are still on the Hub only."""
+        """Bytes of weights that have not been downloaded."""
         self.card: Mapping[str, Any] = {}
-        """The metadata of its README.md, as far as the Hub was asked."""
+        """The metadata of its README.md, if the Hub was asked."""
         try:
             validate_repo_id(self.repository)
         except errors.HFValidationError as error:
-            reason = f"is neither a file or folder that exists nor a name the Hub could have: {error}"
+            reason = f"is neither an existing file or folder nor a valid Hub id: {error}"
             raise ModelError(f"'{self.repository}' {reason}") from error
         self.commit, self.sizes, self.in_reach = self._look()
         self._asked = self.revision if self.in_reach else self.commit
 
     def _look(self) -> tuple[str, dict[str, int], bool]:
-        """The commit, the files with their sizes, and whether the Hub was there to be asked."""
-        cached: Path | None = None  # the folder in the cache, …/snapshots/commit, with some or all of the files
+        """The commit, the sizes of its files, and whether the Hub could be reached."""
+        cached: Path | None = None  # the cache's folder …/snapshots/commit, with some or all of the files
         with suppress(errors.LocalEntryNotFoundError):
             find = partial(self.api.snapshot_download, revision=self.revision, local_files_only=True)
             cached = Path(find(self.repository))
         look = partial(self.api.model_info, revision=self.revision, files_metadata=True)
         with explained(ModelError, self.repository, self.revision, words=self._explain):
             try:
-                # With the files in the cache, there is no reason to wait for a Hub in trouble.
+                # With the files in the cache, do not wait for an unavailable Hub.
                 found = look(self.repository, timeout=_TIMEOUT) if cached else ask(lambda: look(self.repository))
                 self.hashes = {each.rfilename: each.lfs.sha256 for each in found.siblings or () if each.lfs}
                 self.card = dict(vars(found.card_data)) if found.card_data else {}
@@ -177,17 +177,17 @@ class HubModel:
 
     def _not_cached(self, what: str) -> ModelError:
         return ModelError(
-            f"{what} is not in the cache, and the Hub cannot be asked (offline, or no connection); download it once "
+            f"{what} is not in the cache, and the Hub cannot be reached (offline, or no connection); download it once "
             f"while there is a connection: hf download {self.repository}"
             f"{f' --revision {self.revision}' if self.revision else ''}"
         )
 
     def absent(self, name: str, otherwise: str) -> ModelError:
-        """The error for a file that is needed and not there."""
+        """The error for a missing file."""
         return ModelError(otherwise) if self.in_reach else self._not_cached(f"'{name}' of '{self.repository}'")
 
     def fetch(self, name: str) -> Path | None:
-        """A file in the cache, compared with the hash that the Hub names; None if the repository does not have it."""
+        """Download a file, or find it in the cache, verified by hash; None if the repository does not have it."""
         if name not in self.sizes:
             return None
         path = fetch_whole(lambda: self._download(name), f"'{name}' of '{self.repository}'", ModelError)
@@ -210,7 +210,7 @@ class HubModel:
                 raise self._not_cached(f"'{name}' of '{self.repository}'") from error
 
     def fetch_weights(self, allow_pickle: bool) -> None:
-        """Fetch one file, the shards of an index, an adapter, or, on request, a pickle."""
+        """Fetch the weights: a single file, the shards of an index, an adapter, or, on request, a pickle."""
         if holds_adapter(self.sizes):
             names = [ADAPTER_WEIGHTS]
             if ADAPTER_WEIGHTS not in self.sizes:
@@ -220,38 +220,38 @@ class HubModel:
         elif index := self.fetch(INDEX):
             names = shard_names(index)
         elif PICKLE not in self.sizes:
-            raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; give a repository with such weights")
+            raise self.absent(SAFE, f"'{self.repository}' has no {SAFE}; choose a repository that has one")
         elif not allow_pickle:
             revision = f"@{self.revision}" if self.revision else ""
             raise ModelError(pickle_only(f"{self.repository}{revision}", PICKLE))
         elif self.headers is not None:
             raise ModelError(
-                f"'{self.repository}': of a pickle, nothing is known before the download: "
-                f"hf download {self.repository}, and check the folder"
+                f"'{self.repository}' has only a pickle, which must be downloaded to be checked: "
+                f"hf download {self.repository}, then check the folder"
             )
         else:
             names = [PICKLE]
         for name in names:
             if name not in self.sizes:
-                raise self.absent(name, f"'{self.repository}' lacks '{name}', which its {INDEX} names")
+                raise self.absent(name, f"'{self.repository}' lacks '{name}', which its {INDEX} lists")
             if self.headers is None:
                 self.fetch(name)
             else:
                 self._fetch_header(name, self.headers / name)
 
     def is_hollow(self, path: Path) -> bool:
-        """Whether a file among the headers has no numbers: those are on the Hub only."""
+        """Whether a file has only its header, while its values are on the Hub."""
         return self.headers is not None and path.parent == self.headers and not path.is_symlink()
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Some bytes of a file on the Hub; ModelError if it cannot be read in parts."""
+        """Read some bytes of a file on the Hub; raise ModelError if it cannot be read in parts."""
         url = huggingface_hub.hf_hub_url(self.repository, name, revision=self.commit, endpoint=self.api.endpoint)
         headers = {**build_hf_headers(token=self.api.token), "Range": f"bytes={start}-{end - 1}"}
 
         def read() -> bytes:
             with huggingface_hub.get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
                 hf_raise_for_status(answer)
-                if answer.status_code != 206 and start:  # the whole file follows
+                if answer.status_code != 206 and start:  # the response is the whole file
                     raise ModelError(f"'{self.repository}' cannot be read in parts")
                 found = b""
                 for part in answer.iter_bytes():
@@ -264,23 +264,23 @@ class HubModel:
             return ask(read)
 
     def _fetch_header(self, name: str, place: Path) -> None:
-        """Put a file of weights in its place: the one in the cache, or one with the same header and no numbers."""
+        """Provide a weight file: the cached one, or one with the same header and no values."""
         cached = huggingface_hub.try_to_load_from_cache(self.repository, name, revision=self.commit)
         if isinstance(cached, str) and is_whole(Path(cached)):
             self._keep(name, Path(cached))
             return
-        # Not the client's `parse_safetensors_file_metadata`: it reads whole files where ranges are ignored, and takes
-        # whatever is in a header for what it should be.
+        # Not the client's `parse_safetensors_file_metadata`: it reads the whole file if ranges are ignored, and does
+        # not validate the header.
         what, size = f"'{name}' of '{self.repository}'", self.sizes[name]
         raw = self.read_range(name, 0, min(size, _BEGINNING))
         length = 8 + int.from_bytes(raw[:8], "little")
         try:
             if not 8 <= length <= min(size, MAX_CONFIG_BYTES):
-                raise ValueError(f"it would have {length:,} bytes")
+                raise ValueError(f"it claims {length:,} bytes")
             raw = raw if length <= len(raw) else self.read_range(name, 0, length)
             end = write_hollow(place, raw[:length])
             if end > size:
-                raise ModelError(f"{what} is cut off: it has {size:,} bytes, and its header {end:,}")
+                raise ModelError(f"{what} is cut off: it has {size:,} bytes, not the {end:,} of its header")
             find_tensors([place])
         except (ValueError, TypeError, LookupError, AttributeError, OSError, RecursionError) as error:
             raise ModelError(f"{what} has a damaged header: {error}") from error

@@ -1,4 +1,4 @@
-"""From a reference (timm name, Hub id, folder, file, or the model itself) to a checkpoint, with or without numbers."""
+"""Loads checkpoints from references (a timm name, Hub id, folder, file or module), or only peeks at their headers."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 _SHA256 = 64  # hex digits
 _TIMES, _ROOM, _MOST = 4, 10**8, 2 * 10**9
-"""How many times the numbers of its file a model may have, how many in any case (tied weights, new heads), and how many
+"""A model may have at most `_TIMES` as many parameters as its file, plus `_ROOM` (tied weights, new heads), or `_MOST`
 if there is no file to compare with."""
 
 
 @dataclass(frozen=True, eq=False)
 class Peeked:
-    """One side of a port, as far as headers and configurations tell."""
+    """One side of a port, as far as it is known from headers and configurations."""
 
     checkpoint: Checkpoint
-    """Its weights are on the meta device: names, shapes and types."""
+    """With weights on the meta device: names, shapes and types."""
     download: int
-    """Bytes of weights that would have to be downloaded; 0 if they are on this machine."""
+    """Bytes of weights to download; 0 if they are on this machine."""
     sample: Mapping[str, Tensor] = field(default_factory=dict)
-    """The first numbers of some tensors; empty if they could not be read without all others."""
+    """The first values of some tensors; empty if they cannot be read without reading the whole file."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class _Reading:
     allow_pickle: bool
     token: str | None
     headers: Path | None = None
-    """A temporary folder, if only the headers of the weights are wanted."""
+    """A temporary folder for the headers of the weights, if only these are read."""
     optional: bool = False
-    """Whether a configuration will do where there are no safetensors with headers to read."""
+    """Whether a configuration is enough if there are no safetensors."""
 
     def fetch(self, reference: str, *, config: bool) -> HubModel:
         return fetch_model(
@@ -100,30 +100,30 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found under a reference, before the weights are fitted to the architecture."""
+    """What a reference resolves to, before the weights are fitted to the architecture."""
 
     description: Description
     files: list[Path]
     advice: str
     convert: bool
-    """Whether the library may rename and resize the tensors, as it does for what it saved or published itself."""
+    """Whether the library may rename and resize tensors, as it does for its own checkpoints."""
     base_models: tuple[str, ...] = ()
     hub: HubModel | None = None
     stored: Stored | None = None
-    """The content of the files, if it was needed for the description."""
+    """The content of the files, if it was already read for the description."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredAdapter:
-    """A PEFT adapter as it was found. Nothing has been checked yet but that its files can be read."""
+    """A PEFT adapter as stored. So far, only the readability of its files has been checked."""
 
     reference: str
     config: Mapping[str, Any]
-    """What adapter_config.json holds."""
+    """The content of adapter_config.json."""
     weights: dict[str, Tensor] = field(repr=False)
     """On the meta device if only headers were read."""
     description: Description | None
-    """Of the model that it makes of its base, if there is a config.json beside it, too."""
+    """The model that results from applying it, if there is a config.json beside it."""
     hashes: Mapping[str, str]
     hub: HubModel | None
 
@@ -140,7 +140,7 @@ def load_checkpoint(
     """Load one side of a port, and check that its weights fit its architecture.
 
     A file needs `arch`, a timm name or `module:factory` (with its constructor arguments in `options`), unless it is
-    from timm's train.py, which saves the name; for a folder or a Hub id it overrules config.json. An existing file or
+    from timm's train.py, which saves the name; for a folder or a Hub id it overrides config.json. An existing file or
     folder takes precedence over a name.
     """
     if isinstance(reference, nn.Module):
@@ -159,7 +159,7 @@ def peek_checkpoint(
 ) -> Peeked:
     """Read the configuration of a model and the headers of its weights, and check that they fit.
 
-    If weights are `optional`, the configuration will do where there are none, or only a pickle.
+    With `optional`, the configuration is enough if there are no weights, or only a pickle.
     """
     sample: Mapping[str, Tensor] = {}
     if isinstance(reference, nn.Module):
@@ -170,20 +170,20 @@ def peek_checkpoint(
             how = _Reading(arch, {}, allow_pickle, clean_token(token), Path(place), optional)
             stored = _find(str(reference), how)
             found, download = _assemble(str(reference), stored, how), stored.hub.remaining if stored.hub else 0
-            with suppress(ModelError, OSError, ValueError):  # it is measured when the weights are there
+            with suppress(ModelError, OSError, ValueError):  # the relation is measured later, on the whole weights
                 sample = strip_prefixes(sample_weights(stored.files, stored.hub), found.weights)
     return Peeked(replace(found, weights=without_numbers(found.weights)), download, sample)
 
 
 def convert(model: str | Path, out: str | Path, **how: Any) -> Checkpoint:
-    """Write a model into a new folder as model.safetensors and config.json; the folder appears when it is complete.
+    """Convert a model to a new folder with model.safetensors and config.json, which appears once it is complete.
 
     `how` are the options of `load_checkpoint`. With `allow_pickle=True`, the model may be a checkpoint of timm's
-    train.py, whose averaged weights are taken if it has any.
+    train.py; its averaged weights are used if it has any.
     """
     place = Path(out).expanduser()
     if place.exists() or place.is_symlink():
-        raise ModelError(f"'{out}' exists already; name a folder that is to be made")
+        raise ModelError(f"'{out}' exists already; choose a new folder")
     found = load_checkpoint(model, **how)
     make_folder(place.parent)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as hidden:
@@ -191,7 +191,7 @@ def convert(model: str | Path, out: str | Path, **how: Any) -> Checkpoint:
     return found
 
 
-# ---- what is stored where
+# ---- resolving references
 
 
 def _find(text: str, how: _Reading) -> _Found:
@@ -213,7 +213,7 @@ def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = N
     if not present:
         raise ModelError(f"the folder '{where}' is empty; a model has {MODEL_CONFIG} and model.safetensors in it")
     if holds_adapter(present):
-        words = "is an adapter, and no whole model: it can be ported (--src-ft), with the base that it belongs to"
+        words = "is an adapter, not a whole model; it can be ported (--src-ft) together with its base"
         raise AdapterError(f"'{where}' {words}", _read_adapter(folder, where, how, hub))
     if (folder / MODEL_CONFIG).is_file():
         raw = read_config(folder / MODEL_CONFIG)
@@ -222,7 +222,7 @@ def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = N
     elif how.arch:
         about = describe_architecture(how.arch, how.options, pretrained=False)
     else:
-        raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; say which architecture it holds with --arch")
+        raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; give its architecture with --arch")
     entries = read_card(folder / CARD) if (folder / CARD).is_file() else {}
     about = replace(about, config={**find_licence(entries), **about.config})
     known = Stored({}) if how.optional and not any(folder.glob("*.safetensors*")) else None
@@ -246,7 +246,7 @@ def _read_adapter(folder: Path, where: str, how: _Reading, hub: HubModel | None)
 
 def _in_file(path: Path, how: _Reading) -> _Found:
     if path.suffix not in SUFFIXES:
-        raise ModelError(f"'{path}' is no weight file: its name should end in one of {', '.join(SUFFIXES)}")
+        raise ModelError(f"'{path}' is not a weight file: its name must end in one of {', '.join(SUFFIXES)}")
     if path.suffix in PICKLES and not how.allow_pickle:
         raise ModelError(pickle_only(str(path), path.name, how.arch))
     if how.arch:
@@ -259,7 +259,7 @@ def _in_file(path: Path, how: _Reading) -> _Found:
 
 def _in_timm(name: str, how: _Reading) -> _Found:
     if not is_timm(name):
-        raise ModelError(f"'{name}' is no file or folder, no Hub id (org/name) and no timm model{suggest_names(name)}")
+        raise ModelError(f"'{name}' is not a file, folder, Hub id (org/name) or timm model{suggest_names(name)}")
     architecture, _, tag = name.partition(".")
     tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
     if not tags or (tag and tag not in tags):
@@ -267,7 +267,7 @@ def _in_timm(name: str, how: _Reading) -> _Found:
         raise ModelError(f"timm has no pretrained weights '{name}'; {known}")
     config = timm.get_pretrained_cfg(name, allow_unregistered=False)
     if config is None or not config.hf_hub_id:
-        raise ModelError(f"the weights of '{name}' are not on the Hub; download the file, and give it with --arch")
+        raise ModelError(f"the weights of '{name}' are not on the Hub; download the file and pass it with --arch")
     found = how.fetch(config.hf_hub_id, config=False)
     return _Found(
         describe_architecture(name, {}, pretrained=True),
@@ -279,7 +279,7 @@ def _in_timm(name: str, how: _Reading) -> _Found:
 
 
 def check_pins(folder: Path, where: str, hub: HubModel | None = None) -> None:
-    """Refuse a folder whose model is not the one that the port.json in it pins."""
+    """Refuse a folder whose files do not have the hashes in its port.json."""
     for name, pinned in read_pins(folder / PORT).items():
         path, found = folder / name, hub.hashes.get(name) if hub else None
         if name in (RECIPE, GRAPH, PERMUTATION):
@@ -292,13 +292,13 @@ def check_pins(folder: Path, where: str, hub: HubModel | None = None) -> None:
             found = hash_weights(path)
         if found not in (None, pinned):
             raise ModelError(
-                f"'{where}' is not what its {PORT} says: the sha256 of {name} begins with {str(found)[:12]}, and with "
+                f"'{where}' does not match its {PORT}: the sha256 of {name} begins with {str(found)[:12]}, but with "
                 f"{pinned[:12]} when it was ported; restore it, or remove {PORT} if it was changed on purpose"
             )
 
 
 def read_pins(path: Path) -> dict[str, str]:
-    """The hashes that a port.json names for the files beside it; none if it is absent, not ours, or names none."""
+    """The hashes that a port.json pins for the files beside it; empty if it is absent or not ours."""
     try:
         content = read_json(path, MAX_DOCUMENT_BYTES) if path.is_file() else None
     except (OSError, ValueError) as error:
@@ -307,12 +307,12 @@ def read_pins(path: Path) -> dict[str, str]:
         return {}
     files = content.get("files", {})
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
-        raise ModelError(f"'{path}' is damaged: its files are not names with a sha256; restore it, or remove it")
+        raise ModelError(f"'{path}' is damaged: 'files' does not map names to hashes; restore it, or remove it")
     return {name: each for name, each in files.items() if Path(name).name == name}
 
 
 def is_on_hub(text: str) -> bool:
-    """Whether a reference that is no file or folder is a Hub id, and not a name of timm; a path is an error."""
+    """Whether a reference, not an existing file or folder, is a Hub id rather than a timm name; refuse paths."""
     path = Path(text.removeprefix("local-dir:")).expanduser()
     if _looks_like_a_path(text):
         raise ModelError(f"there is no file or folder '{path}'{_near_files(path)}")
@@ -334,7 +334,7 @@ def _near_files(path: Path) -> str:
     return f"; did you mean {' or '.join(repr(str(path.parent / each)) for each in near)}?" if near else ""
 
 
-# ---- weights in their architecture
+# ---- fitting weights to their architecture
 
 
 def _assemble(reference: str, found: _Found, how: _Reading, num_classes: int | None = None) -> Checkpoint:
@@ -354,7 +354,7 @@ def _assemble(reference: str, found: _Found, how: _Reading, num_classes: int | N
     try:
         weights = fit_weights(raw, places, reference, found.advice) if raw else without_numbers(places)
     except ModelError:
-        # If there are enough numbers for the model, renaming and resizing may be all that is needed.
+        # If there are enough parameters for the model, renaming and resizing them may suffice.
         enough = 2 * _count(raw.values()) >= _count(model.parameters())
         odd = find_odd_numbers(raw, places)
         converted = library.convert(raw, about) if found.convert and enough and not odd else None
@@ -363,7 +363,7 @@ def _assemble(reference: str, found: _Found, how: _Reading, num_classes: int | N
         weights = converted
     head = configured_modules(about.config)
     if head and about.num_classes and not under(head, places):
-        raise ModelError(f"'{reference}' lacks the classifier '{head[0]}' that its config.json names; correct it")
+        raise ModelError(f"'{reference}' lacks the classifier '{head[0]}' named in its config.json; correct it")
     return _checkpoint(
         replace(about, config=about.config or describe_module(model)),
         reference=reference,
@@ -380,10 +380,10 @@ def _assemble(reference: str, found: _Found, how: _Reading, num_classes: int | N
 def _from_module(model: nn.Module, num_classes: int | None) -> Checkpoint:
     state, name = model.state_dict(), type(model).__name__
     if absent := next((key for key, tensor in state.items() if tensor.is_meta), None):
-        raise ModelError(f"the {name} given has no weights: '{absent}' is on the meta device")
+        raise ModelError(f"the given {name} has no weights: '{absent}' is on the meta device")
     about = next(about for each in LIBRARIES.values() if (about := each.describe_model(model)) is not None)
     if num_classes not in (None, about.num_classes):
-        raise ModelError(f"the {name} given has {about.num_classes} classes, not {num_classes}")
+        raise ModelError(f"the given {name} has {about.num_classes} classes, not {num_classes}")
     weights = {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
     return _checkpoint(
         about,
@@ -400,15 +400,15 @@ def _checkpoint(about: Description, **facts: Any) -> Checkpoint:
 
 
 def hash_weights(path: Path) -> str | None:
-    """The sha256 of a file; in the cache of the Hub, only hashes that were compared with the Hub's count."""
+    """The sha256 of a file; for a file in the Hub cache, only if it was verified."""
     if not is_cached(path):
         return hash_file(path)
-    compared = named_hash(path)  # when it was fetched
+    compared = named_hash(path)  # verified when it was fetched
     return compared if compared is None or len(compared) == _SHA256 else hash_file(path)
 
 
 def _check_size(reference: str, about: Description, stored: Mapping[str, Tensor]) -> None:
-    """Refuse a configuration of a model far larger than its weights, before memory is allocated for it."""
+    """Refuse a configuration whose model is far larger than its weights, before allocating memory for it."""
     if is_factory(about.architecture):
         return  # the user's own code
     most = _ROOM + _TIMES * _count(stored.values()) if stored else _MOST

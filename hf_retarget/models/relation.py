@@ -1,4 +1,4 @@
-"""How two bases are related: of one lineage, drifted apart, or independent. Their weights tell, without gradients."""
+"""How two bases are related: same lineage, drifted or independent, measured on their weights without gradients."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hf_retarget.models.weights import FLOATS, find_tensors, fits
 LINEAGE, DRIFTED, INDEPENDENT = "same lineage", "drifted", "independent"
 
 RELATED = 0.5
-"""Cosine of the bases' weights from which they are of one lineage. In our trials it was 0.97 or more between a base and
-what was trained on from it, and below 0.2 (mostly 0.02) between bases that were trained apart."""
+"""Cosine of the bases' weights from which they are of one lineage. In our trials it was at least 0.97 between a base
+and its continued training, and below 0.2 (mostly 0.02) between bases trained independently."""
 
 NEAR = 0.7
-"""Distance of the bases, in lengths of the fine-tuning, up to which a plain addition keeps 97 % of it: on all 10 of our
-pairs, with the head refitted. Beyond, the more the bases have drifted apart, the less is kept (docs/method.md)."""
+"""Distance of the bases, relative to the length of the fine-tuning, up to which plain addition keeps 97 % of it: on all
+10 of our pairs, with the head refitted. Beyond it, less is kept the further they have drifted (docs/method.md)."""
 
 SAMPLE_BYTES = 4 << 20
-"""What is read of a model, at most, to tell how it is related to another before anything is downloaded."""
-_SAMPLES = 8  # tensors of which a part is read, each with a request of its own
+"""The most that is read of a model to measure its relation before the download."""
+_SAMPLES = 8  # tensors to sample, each in one request
 
 
 def list_backbone(model: nn.Module, head: Iterable[str]) -> list[str]:
-    """The parameters that tell a lineage: no vectors, since all scales of norms begin at 1 and say nothing.
+    """The parameters that reveal a lineage: no vectors, since the scales of all norms start at 1.
 
     Example:
         >>> list_backbone(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2)), ["2.weight", "2.bias"])
@@ -45,7 +45,7 @@ def list_backbone(model: nn.Module, head: Iterable[str]) -> list[str]:
 def measure_relation(
     old: Mapping[str, Tensor], tuned: Mapping[str, Tensor], new: Mapping[str, Tensor], names: Iterable[str]
 ) -> RelationFacts:
-    """The relation of two bases, given the old base, the tuned model, the new base, and the tensors to look at.
+    """Measure the relation of the bases on the named tensors of the old base, the tuned model and the new base.
 
     Example:
         >>> import torch
@@ -75,10 +75,10 @@ def _find_cosine_and_drift(sums: Tensor) -> tuple[float, float | None]:
 
 
 def recommend(word: str, *, has_batchnorm: bool) -> str:
-    """What probably pays, before any image was read: `port` (without gradients), `fit a head` or `retrain` (plainly).
+    """What probably pays off, without reading images: `port` (without gradients), `fit a head` or `retrain`.
 
-    Networks with BatchNorm lose more of a fine-tuning as their bases drift apart, and learn it again sooner: in
-    docs/pays.md, how often that was right.
+    Networks with BatchNorm lose more of a fine-tuning as their bases drift apart, and relearn it sooner; docs/pays.md
+    tells how often this was right.
 
     Example:
         >>> recommend(DRIFTED, has_batchnorm=False), recommend(DRIFTED, has_batchnorm=True)
@@ -89,13 +89,13 @@ def recommend(word: str, *, has_batchnorm: bool) -> str:
     return HEAD if word == INDEPENDENT else PORTED
 
 
-# ---- a sample of the weights, by ranges of their files
+# ---- sampling weights by ranges of their files
 
 
 def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]) -> RelationFacts | None:
-    """The relation by samples of the old base, the tuned model and the new base; None if these share nothing.
+    """The relation by samples of the old base, the tuned model and the new base; None if they have nothing in common.
 
-    Without one of the tuned model, as for an adapter, only that of the bases is measured.
+    Without a sample of the tuned model, as for an adapter, only the bases are compared.
     """
     old, tuned, new = samples
     others = (tuned or old, new)
@@ -109,10 +109,10 @@ def compare_samples(samples: Sequence[Mapping[str, Tensor]], head: Iterable[str]
 def sample_weights(
     files: Iterable[Path], hub: HubModel | None, among: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """The first numbers of some tensors, evenly spaced by name; those of files that are hollow come from the Hub.
+    """The first values of some tensors, evenly spaced by name; those of hollow files are read from the Hub.
 
-    Which tensors are read depends on names and shapes alone, so that models of one architecture have the same; of
-    models that differ in some tensors, name those `among` which to choose.
+    The choice depends only on names and shapes, so it is the same for all models of one architecture; for models that
+    differ in some tensors, restrict it to those in `among`.
     """
     found = find_tensors(path for path in files if path.suffix == ".safetensors")
     matrices = (name for name, each in found.items() if each.kind in FLOATS and len(each.shape) > 1)

@@ -1,4 +1,4 @@
-"""timm's models, and those of a `module:factory` or from Python, which are described in the same terms."""
+"""timm's models, and those of a `module:factory` or passed from Python, described in the same terms."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from hf_retarget.names import MODEL_CONFIG
 from hf_retarget.words import nearest
 
 _ABOUT_WEIGHTS = ("license", "tag", "origin_url", "paper_name", "paper_ids", "notes", "description")
-"""Entries of a configuration that are true of timm's own weights only, not of others of the same architecture."""
+"""Entries of a configuration that describe timm's own weights, not others of the same architecture."""
 _LABELS = ("label_names", "label_descriptions", "label_offset")
 _TRAINING_IMAGES = ("input_size", "crop_pct", "interpolation", "mean", "std")
 _TRAINING_MODEL = {"global_pool": "gp", "bn_eps": "bn_eps"}
-"""Arguments of timm's train.py that describe images and model; channels and classes are seen from the weights."""
+"""Arguments of timm's train.py that describe the model; channels and classes are inferred from the weights."""
 
 
 # ---- building by name
 
 
 def empty_model(reference: str, **options: Any) -> nn.Module:
-    """Build a model whose parameters take no memory: enough to trace it.
+    """Build a model with parameters on the meta device, which is enough to trace it.
 
     Buffers are real, because their values may decide what can be permuted.
 
@@ -93,7 +93,7 @@ def is_timm(architecture: str) -> bool:
 
 
 def suggest_names(name: str) -> str:
-    """The end of a message about a name that timm does not have.
+    """The end of a message about a name unknown to timm.
 
     Example:
         >>> suggest_names("resnet81")
@@ -105,7 +105,7 @@ def suggest_names(name: str) -> str:
 def _import_factory(reference: str) -> Callable[..., Any]:
     module_name, _, factory_name = reference.partition(":")
     here = str(Path.cwd())
-    sys.path.append(here)  # as `python -m` does, but last: no file here stands in for an installed package
+    sys.path.append(here)  # as `python -m` does, but last: no file here shadows an installed package
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -114,15 +114,15 @@ def _import_factory(reference: str) -> Callable[..., Any]:
         if sys.path[-1] == here:
             sys.path.pop()
     if not callable(factory):
-        raise ModelError(f"'{reference}' is {type(factory).__name__}, not something that builds a model")
+        raise ModelError(f"'{reference}' is {type(factory).__name__}, not a callable that builds a model")
     return factory  # type: ignore[no-any-return]
 
 
 @cache
 def constructor_arguments(architecture: str) -> frozenset[str]:
-    """The parameters of the class that timm builds under a name, or those of a `module:factory`.
+    """The parameters of the class that timm builds for an architecture, or those of a `module:factory`.
 
-    A class that passes the rest on has those of its parents, too.
+    Parameters of base classes are included if a class forwards its keyword arguments.
 
     Example:
         >>> "img_size" in constructor_arguments("test_vit"), "checkpoint_path" in constructor_arguments("test_vit")
@@ -142,7 +142,7 @@ def constructor_arguments(architecture: str) -> frozenset[str]:
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """The names of the parameters of a function, and whether it takes any others."""
+    """The names of a function's parameters, and whether it accepts any other keyword."""
     try:
         given = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # it has no signature
@@ -152,7 +152,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
 
 
 def _fields_of_cfg(function: Callable[..., Any]) -> set[str]:
-    """Some classes of timm take a dataclass `cfg`, to which they pass on all other arguments."""
+    """Fields of the dataclass `cfg` to which some of timm's classes forward keyword arguments."""
     try:
         hint = get_type_hints(function).get("cfg")
     except (NameError, TypeError):
@@ -165,7 +165,7 @@ def _fields_of_cfg(function: Callable[..., Any]) -> set[str]:
 
 
 def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: bool) -> Description:
-    """What timm knows of a name, with or without tag; of a `module:factory`, nothing.
+    """Describe an architecture, with or without tag, as timm does; a `module:factory` has an empty configuration.
 
     With `pretrained`, the weights are timm's own, and its entries about them (classes, licence, tag) are kept.
 
@@ -185,7 +185,7 @@ def describe_architecture(name: str, options: Mapping[str, Any], *, pretrained: 
 
 
 def describe_training(arguments: Mapping[str, Any], where: str) -> Description:
-    """What timm's train.py was called with, as a description of the model; it is checked as a config.json is.
+    """Describe a model from the arguments of timm's train.py, checked like a config.json.
 
     Example:
         >>> found = describe_training({"arch": "resnet18", "img_size": 64, "model_kwargs": {}}, "model_best.pth.tar")
@@ -194,7 +194,7 @@ def describe_training(arguments: Mapping[str, Any], where: str) -> Description:
     """
     name = arguments.get("arch")
     if not isinstance(name, str) or not is_timm(name):
-        known = f": it says '{name:.100}', which is no timm model" if isinstance(name, str) else ""
+        known = f": it names '{name:.100}', which is not a timm model" if isinstance(name, str) else ""
         raise ModelError(f"the architecture of '{where}' is unknown{known}; name it with --arch (e.g. resnet18)")
     about = describe_architecture(name, {}, pretrained=False)
     given = {key: value for key, value in arguments.items() if value is not None and value != ""}
@@ -215,13 +215,13 @@ def describe_training(arguments: Mapping[str, Any], where: str) -> Description:
 
 
 def describe_module(model: nn.Module) -> dict[str, Any]:
-    """The configuration that a model from Python carries, without what is true of timm's own weights only."""
+    """The configuration attached to a model, without the entries about timm's own weights."""
     carried = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     return _known_entries(carried, _ABOUT_WEIGHTS) if isinstance(carried, dict) else {}
 
 
 def infer_sizes(weights: Mapping[str, Tensor], about: Description, model: nn.Module) -> Description:
-    """The description, completed by the numbers of channels and classes of weights under the model's names."""
+    """Complete a description by the numbers of channels and classes, inferred from the weights."""
     if "in_chans" not in about.options:
         about = _infer_channels(weights, about)
     if about.num_classes is not None:
@@ -231,7 +231,7 @@ def infer_sizes(weights: Mapping[str, Tensor], about: Description, model: nn.Mod
 
 
 def _infer_channels(weights: Mapping[str, Tensor], about: Description) -> Description:
-    """The description with the channels of the first convolution, if the same model for colour images has three.
+    """Set the channels to those of the first convolution, if the same model for colour images has three there.
 
     timm would infer `in_chans` from the image size in its configuration; here it is always explicit.
     """
@@ -252,7 +252,7 @@ def _with_channels(about: Description, channels: int) -> Description:
 
 
 def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the input that the constructor arguments ask for, which overrule it."""
+    """The configuration with the input size of the constructor arguments, which take precedence."""
     channels, height, width = config.get("input_size") or (3, 224, 224)
     size = options.get("img_size") or (height, width)
     height, width = (size, size) if isinstance(size, int) else size
@@ -261,13 +261,13 @@ def _with_input(config: dict[str, Any], options: Mapping[str, Any]) -> dict[str,
 
 
 def _known_entries(config: Mapping[str, Any], besides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The entries that timm knows (others make it fail), without labels and without the origin of weights."""
+    """The entries that timm accepts (others make it fail), without labels and the origin of weights."""
     known = {field.name for field in fields(PretrainedCfg)} - {"state_dict", *_LABELS, *besides}
     return dict(filter_pretrained_cfg({k: v for k, v in config.items() if k in known}, remove_source=True))
 
 
 def _try_build(about: Description) -> nn.Module | None:
-    """The model that timm builds under a name, without weights; None if it cannot."""
+    """The model that timm builds, without weights; None if it cannot."""
     if not about.architecture or not is_timm(about.architecture):
         return None
     try:
@@ -281,19 +281,19 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 class TimmLibrary:
-    """Reads, builds and saves models as timm does on the Hub. A library of models has these methods."""
+    """Reads, builds and saves models as timm does on the Hub. Every model library has these methods."""
 
     companions: tuple[str, ...] = ()
-    """Files besides config.json and the weights that describe a model."""
+    """Files that describe a model, besides config.json and the weights."""
     describes_all = False
-    """Whether a model from Python can be rebuilt from its description: no, anything may have been done to it."""
+    """Whether a model passed from Python can be rebuilt from its description: not here, as it may be modified."""
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
-        """Whether a config.json is in the format of this library; timm takes what no other does."""
+        """Whether a config.json is in the format of this library; timm is the fallback."""
         return True
 
     def describe(self, raw: Mapping[str, Any], folder: Path, where: str, arch: str | None = None) -> Description:
-        """Read a config.json. `arch` overrules its architecture, and only `arch` may be a `module:factory`."""
+        """Read a config.json. `arch` overrides its architecture; only `arch` may be a `module:factory`."""
         if arch is None:
             _check_architecture(raw, where)
         nested = raw.get("pretrained_cfg", raw)  # early versions of timm wrote both into one
@@ -312,23 +312,23 @@ class TimmLibrary:
         return Description(architecture, options, classes, labels, _with_input(check_images(nested, where), options))
 
     def describe_model(self, model: nn.Module) -> Description:
-        """Describe a model from Python: as timm's if timm builds the same, otherwise by its class only.
+        """Describe a model passed from Python: as timm's if timm builds the same one, otherwise by its class only.
 
-        None if a library does not know the model; timm always has an answer.
+        Other libraries return None for models that are not theirs.
         """
         config = describe_module(model)
         about = Description(str(config.get("architecture", "")), {}, count_classes(model), None, config)
         about = _infer_channels(model.state_dict(), about)
         again = _try_build(about)
-        # Constructor arguments leave traces in the printed form, and in the shapes of tensors.
+        # Constructor arguments show in the repr and in the shapes of tensors.
         if again is not None and str(again) == str(model) and _shapes(again) == _shapes(model):
             return about
         return replace(about, architecture=type(model).__name__, options={})
 
     def build(self, about: Description, *, empty: bool = False, seed: int = 0) -> nn.Module:
-        """Build the model, with random weights from the seed, or `empty`, without memory for its parameters.
+        """Build the model with random weights from the seed or, if `empty`, with parameters on the meta device.
 
-        The classifier of a factory that does not take `num_classes` is exchanged.
+        If a factory does not take `num_classes`, its classifier is replaced.
         """
         options, classes = dict(about.options), about.num_classes
         takes_classes = True
@@ -344,17 +344,17 @@ class TimmLibrary:
             return model if classes is None else resize_classifier(model, classes)
 
     def convert(self, weights: Mapping[str, Tensor], about: Description) -> dict[str, Tensor] | None:
-        """The tensors as timm renames and resizes those of older or foreign checkpoints; None if it cannot.
+        """Convert older or foreign checkpoints as timm does, by renaming and resizing; None if it cannot.
 
-        timm fills gaps with random numbers without a warning, which two seeds reveal.
+        timm fills gaps with random values without a warning, which two seeds reveal.
         """
         if not weights:
             return None  # timm would look for weights elsewhere
         hollow = any(tensor.is_meta for tensor in weights.values())
-        if hollow:  # timm computes with them; zeros take no memory until they are written to
+        if hollow:  # timm computes with them; zeros take no memory until written to
             weights = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in weights.items()}
         classes = about.num_classes or 0
-        # Made here, so that no file decides where timm looks for weights.
+        # Built here, so that no file decides where timm looks for weights.
         stored = {
             **{name: about.config[name] for name in ("input_size", "fixed_input_size") if name in about.config},
             "num_classes": classes,
@@ -369,7 +369,7 @@ class TimmLibrary:
                     model = timm.create_model(
                         about.architecture, pretrained=True, pretrained_cfg=stored, num_classes=classes, **about.options
                     )
-            except Exception:  # timm's filters may fail in any way on tensors they were not written for
+            except Exception:  # timm's filters may raise anything on unexpected tensors
                 return None
             draws.append(model.state_dict())
         if any(not torch.equal(tensor, draws[1][name]) for name, tensor in draws[0].items()):
@@ -379,18 +379,18 @@ class TimmLibrary:
         return without_numbers(found) if hollow else found
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
-        """Write model.safetensors, if there are weights, and config.json.
+        """Write model.safetensors, if there are weights, and config.json, each atomically.
 
-        Each appears whole or not at all (timm's `save_for_hf` does not do that).
+        timm's `save_for_hf` does not write atomically.
         """
         if weights:
-            # In one file, since timm reads no shards; transformers asks for the entry.
+            # A single file, since timm does not read shards; transformers requires the metadata.
             write_tensors(folder / SAFE, weights, {"format": "pt"})
         nested = _known_entries(about.config)
         nested.pop("architecture", None)
         nested.update(num_classes=about.num_classes, custom_load=False)
         if about.options.get("in_chans", 3) not in (1, 3):
-            nested["first_conv"] = None  # otherwise timm takes the weights for those of an RGB model and draws new ones
+            nested["first_conv"] = None  # otherwise timm assumes an RGB model, and initializes the convolution
         config: dict[str, Any] = {"architecture": about.architecture, "num_classes": about.num_classes}
         if isinstance(features := getattr(model, "num_features", None), int):
             config["num_features"] = features
@@ -404,16 +404,16 @@ class TimmLibrary:
 
 
 def _check_architecture(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse a config.json that names no architecture, or code to call, or another model to load."""
+    """Refuse a config.json that names no architecture, or names code or another model instead."""
     architecture = raw.get("architecture")
     if not isinstance(architecture, str):
-        raise ModelError(f"config.json in '{where}' names no architecture; say which with --arch")
+        raise ModelError(f"config.json in '{where}' names no architecture; give it with --arch")
     if is_factory(architecture):
-        advice = f"names the code '{architecture}'; if you trust it, say --arch {architecture} yourself"
+        advice = f"names the code '{architecture}'; if you trust it, pass --arch {architecture} yourself"
     elif ":" in architecture:
         advice = f"names another model, '{architecture}', instead of an architecture; load that one, or correct it"
     elif not is_timm(architecture):
-        advice = f"names '{architecture}', which is no timm model{suggest_names(architecture)}"
+        advice = f"names '{architecture}', which is not a timm model{suggest_names(architecture)}"
     else:
         return
     raise ModelError(f"config.json in '{where}' {advice}")

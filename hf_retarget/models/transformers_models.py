@@ -1,7 +1,7 @@
-"""transformers' models: image classifiers are read, built and saved by transformers itself, language models read.
+"""transformers' models: reads, builds and saves image classifiers, and reads language models.
 
-Names in memory and names in files differ from version to version; the conversion, both ways, is the library's own.
-Code in a repository is never run.
+Names of parameters differ between memory and files, and between versions; transformers itself converts them. Code in
+a repository is never run.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from hf_retarget.models.weights import INDEX, SAFE, most_common_dtype, seeded
 
 PREPROCESSOR = "preprocessor_config.json"
 _PROCESSOR = "preprocessor"
-"""Where a description keeps preprocessor_config.json as it was."""
+"""The key under which a description keeps the original preprocessor_config.json."""
 
 _ASIDE = (
     *("architectures", "id2label", "label2id", "num_labels", "model_type", "transformers_version", "dtype"),
     *("torch_dtype", "problem_type", "initializer_range", "finetuning_task", "return_dict", "auto_map"),
 )
-"""Entries of a configuration that do not change the function of a model, or that are kept elsewhere."""
+"""Entries of a configuration that do not affect the function of a model, or are kept elsewhere."""
 
 _FORBIDDEN = re.compile(
     "_?(attn|experts)_implementation(_internal)?|quantization_config|model_args|use_kernels|kernel_config|"
     "(use_(timm|pretrained)_)?backbone(_config|_kwargs)?|.*(checkpoint_path|cache_dir|state_dict)"
 )
-"""What transformers would act on: kernels and backbones it downloads, packages it imports."""
+"""Entries with side effects: kernels and backbones to download, packages to import."""
 _HARMLESS = (None, False, "eager", "sdpa")
 
 _INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""PIL's numbers, and timm's names."""
+"""timm's names by PIL's numbers."""
 _SQUASHED_FROM = 384
-"""ConvNext's processor crops images of less than this many pixels only."""
+"""From this size on, ConvNext's processor resizes without cropping."""
 
 
 class TransformersLibrary:
-    """Reads, builds and saves image classifiers as transformers does; the methods are explained in `TimmLibrary`."""
+    """Reads, builds and saves image classifiers as transformers does; see `TimmLibrary` for the methods."""
 
     companions: tuple[str, ...] = (PREPROCESSOR,)
     describes_all = True
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
-        """transformers names `architectures`; timm names one, also where transformers wraps it."""
+        """transformers lists `architectures`; timm names one, also where transformers wraps its models."""
         return not isinstance(raw.get("architecture"), str) and ("model_type" in raw or "architectures" in raw)
 
     def describe(self, raw: Mapping[str, Any], folder: Path, where: str, arch: str | None = None) -> Description:
         """Read config.json and preprocessor_config.json."""
         if arch is not None:
-            raise ModelError(f"'{where}' holds a transformers model, whose architecture is known; leave out --arch")
+            raise ModelError(f"'{where}' is a transformers model, whose architecture is known; leave out --arch")
         named = raw.get("architectures")
         named = [named] if isinstance(named, str) else named
         kind, name = raw.get("model_type"), named[0] if isinstance(named, list) and named else None
@@ -77,10 +77,10 @@ class TransformersLibrary:
         if not names:
             own = " with code of its own, which is not run" if "auto_map" in raw else ""
             raise ModelError(
-                f"'{where}' holds a transformers model of type '{kind}'{own}; "
-                "it is none of transformers' image classifiers, and any other model can only be ported with --data none"
+                f"'{where}' is a transformers model of type '{kind}'{own}, not one of transformers' image classifiers; "
+                "other models can only be ported with --data none"
             )
-        # A base may come without a classifier, as ViTModel: it is read as a classifier of no classes.
+        # A base without a classifier, such as ViTModel, is read as a classifier with no classes.
         headed = name in names
         config = _read_configuration(raw, transformers.CONFIG_MAPPING[kind], where, {} if headed else {"num_labels": 0})
         processor = read_config(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else None
@@ -89,8 +89,8 @@ class TransformersLibrary:
         return _describe(str(name) if headed else names[0], config, read_labels(raw) if headed else None, images)
 
     def describe_model(self, model: nn.Module) -> Description | None:
-        """Describe a model that transformers built, unless it differs from its configuration."""
-        library = sys.modules.get("transformers")  # without an import, there is no such model
+        """Describe a model built by transformers, unless it differs from its configuration."""
+        library = sys.modules.get("transformers")  # if it is not imported, there is no such model
         if library is None or not isinstance(model, library.PreTrainedModel):
             return None
         config: Any = model.config
@@ -104,7 +104,7 @@ class TransformersLibrary:
         return about if same else None
 
     def build(self, about: Description, *, empty: bool = False, seed: int = 0) -> nn.Module:
-        """Build a model that returns a tensor of logits; all else is transformers' own."""
+        """Build transformers' model, made to return a tensor of logits."""
         kind, config = _configure(about)
         memory = init_empty_weights(include_buffers=False) if empty else nullcontext()
         try:
@@ -117,7 +117,7 @@ class TransformersLibrary:
         return model  # type: ignore[no-any-return]
 
     def convert(self, weights: Mapping[str, Tensor], about: Description) -> dict[str, Tensor] | None:
-        """The tensors as `from_pretrained` renames them; None if some are missing, or left over beside a classifier."""
+        """Rename tensors as `from_pretrained` does; None if some are missing or, for a classifier, left over."""
         kind, config = _configure(about)
         options = {"device_map": "meta"} if any(tensor.is_meta for tensor in weights.values()) else {}
         try:
@@ -130,7 +130,7 @@ class TransformersLibrary:
                     dtype=most_common_dtype(weights),
                     **options,
                 )
-        except Exception:  # transformers may fail in any way on tensors it does not expect
+        except Exception:  # transformers may raise anything on unexpected tensors
             return None
         wrong = report["missing_keys"] or report["mismatched_keys"] or report["error_msgs"]
         if wrong or (report["unexpected_keys"] and about.num_classes):
@@ -138,7 +138,7 @@ class TransformersLibrary:
         return dict(model.state_dict())
 
     def write(self, folder: Path, weights: dict[str, Tensor], about: Description, model: nn.Module) -> None:
-        """Write config.json, preprocessor_config.json and, if there are weights, model.safetensors, each whole."""
+        """Write config.json, preprocessor_config.json and, if there are weights, model.safetensors, each atomically."""
         kind, config = _configure(about)
         if about.labels:
             config.id2label = dict(enumerate(about.labels))
@@ -146,7 +146,7 @@ class TransformersLibrary:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.", ignore_cleanup_errors=True) as hidden, _quiet():
             with init_empty_weights(include_buffers=False):
-                plain = kind(config).to(most_common_dtype(weights))  # config.json names the dtype, too
+                plain = kind(config).to(most_common_dtype(weights))  # config.json states the dtype
             plain.config.architectures = [kind.__name__]
             (plain if weights else plain.config).save_pretrained(hidden, **({"state_dict": weights} if weights else {}))
             for path in sorted(Path(hidden).iterdir()):
@@ -158,10 +158,10 @@ class TransformersLibrary:
 def load_language_model(
     raw: Mapping[str, Any], files: Iterable[Path], where: str, dtype: torch.dtype, numbers: int
 ) -> nn.Module:
-    """A language model in evaluation mode, from its config.json and its safetensors files alone.
+    """Load a language model in evaluation mode, from its config.json and its safetensors files alone.
 
-    Nothing else in their folder is seen: no adapter, no pickle, no code. `numbers` are those of the weights, which the
-    configuration may not exceed by far.
+    Nothing else in their folder is read: no adapter, no pickle, no code. `numbers` is the number of parameters in the
+    files, which bounds that of the configuration.
     """
     config = read_language_config(raw, where)
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -177,7 +177,7 @@ def load_language_model(
             model, report = load(
                 place,
                 config=config,
-                generation_config=GenerationConfig(),  # none is looked for
+                generation_config=GenerationConfig(),  # do not look for one
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -189,26 +189,26 @@ def load_language_model(
                 f"'{where}' cannot be loaded as a language model: {type(error).__name__}: {error}"
             ) from error
     if missing := sorted([*report["missing_keys"], *(each[0] for each in report["mismatched_keys"])]):
-        raise ModelError(f"'{where}' lacks '{missing[0]}', which its architecture has; config.json and weights differ")
+        raise ModelError(f"'{where}' lacks '{missing[0]}', a weight of its architecture; config.json does not match")
     return model.eval()  # type: ignore[no-any-return]
 
 
 def read_language_config(raw: Mapping[str, Any], where: str) -> Any:
-    """The configuration of a language model; ModelError if a config.json is that of no model that transformers has."""
+    """The configuration of a language model; raise ModelError if transformers has no such language model."""
     kind = raw.get("model_type")
     transformers = _import(where, kind)
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     if kind not in NAMES:
         raise ModelError(
-            f"'{where}' holds a model of type '{kind}', which is none of transformers' language models "
-            "(code of its own is never run): texts cannot be read with it; leave out --text"
+            f"'{where}' is a model of type '{kind}', which is not one of transformers' language models "
+            "(its own code is never run), so it cannot be evaluated on texts; leave out --text"
         )
     return _read_configuration(raw, transformers.CONFIG_MAPPING[kind], where)
 
 
 def _read_configuration(raw: Mapping[str, Any], kind: Any, where: str, changes: Mapping[str, Any] | None = None) -> Any:
-    """The configuration of a class, from the entries of a config.json that are harmless."""
+    """A configuration of class `kind`, from the safe entries of a config.json."""
     try:
         with _quiet():
             return kind.from_dict({**_keep_fields(raw, kind, where), **(changes or {})})
@@ -216,11 +216,11 @@ def _read_configuration(raw: Mapping[str, Any], kind: Any, where: str, changes: 
         raise
     except Exception as error:  # whatever the configuration's own checks raise
         name = raw.get("model_type")
-        raise ModelError(f"config.json in '{where}' is no configuration of '{name}': {error}") from error
+        raise ModelError(f"config.json in '{where}' is not a valid configuration of '{name}': {error}") from error
 
 
 def _configure(about: Description) -> tuple[Any, Any]:
-    """The class, and a configuration of its own for this number of classes."""
+    """The class of a model, and its configuration for this number of classes."""
     kind = getattr(_import(about.architecture, about.architecture), about.architecture)
     return kind, kind.config_class(**dict(about.options), num_labels=about.num_classes or 0)
 
@@ -235,25 +235,25 @@ def _import(where: str, kind: object) -> Any:
         import transformers
     except ImportError as error:
         raise ModelError(
-            f"'{where}' holds a transformers model ({kind!r}), and transformers is not installed: "
+            f"'{where}' is a transformers model ({kind!r}), and transformers is not installed: "
             "pip install 'hf-retarget[transformers]'"
         ) from error
     return transformers
 
 
 def _classifiers(model_type: str) -> tuple[str, ...]:
-    """The image classifiers that transformers has for a type of models, the usual one first."""
+    """transformers' image classifiers for a model type, the usual one first."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as NAMES
 
-    # timm's models have a configuration of their own, which is read as timm's; ShieldGemma is a language model.
+    # Wrapped timm models are read as timm's; ShieldGemma is a language model.
     found = () if model_type in ("timm_wrapper", "shieldgemma2") else NAMES.get(model_type, ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 
 def _keep_fields(raw: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
-    """The entries of a config.json that are fields of a configuration class, plain and bounded.
+    """The entries of a config.json that are fields of a configuration class, checked to be plain and bounded.
 
-    Unknown entries are left out, as many files have some; those that transformers would act on are refused.
+    Unknown entries, which are common, are left out; those with side effects are refused.
     """
     for name, value in raw.items():
         if acts(name, value):
@@ -269,7 +269,7 @@ def _keep_fields(raw: Mapping[str, Any], kind: type, where: str) -> dict[str, An
             continue
         if name in inner and isinstance(value, Mapping):
             value = _keep_fields(value, inner[name], where)
-        elif name not in ("id2label", "label2id"):  # as many as there are classes
+        elif name not in ("id2label", "label2id"):  # one per class, which may be many
             check_value(name, value, where)
         kept[name] = value
     return kept
@@ -282,14 +282,14 @@ def acts(name: str, value: Any) -> bool:
 
 @cache
 def _with_logits(kind: type[nn.Module]) -> type[nn.Module]:
-    """The same class, but a call returns the logits, and the classifier is announced as timm's models do."""
+    """A subclass whose forward returns the logits, and with `get_classifier` as in timm."""
 
     def forward(self: Any, pixel_values: Tensor) -> Tensor:
         logits: Tensor = kind.forward(self, pixel_values=pixel_values).logits
         return logits
 
     def get_classifier(self: Any) -> list[nn.Module]:
-        """The layers after the backbone that have as many outputs as there are classes."""
+        """The layers after the backbone with one output per class."""
         inside = set(getattr(self, self.base_model_prefix, nn.Identity()).modules())
         return [
             module
@@ -324,7 +324,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# ---- preprocessor_config.json, and the same in timm's terms
+# ---- preprocessor_config.json to and from timm's terms
 
 
 def _read_images(config: Any, processor: dict[str, Any] | None) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _read_images(config: Any, processor: dict[str, Any] | None) -> dict[str, Any
 
 
 def describe_images(processor: Mapping[str, Any] | None, channels: int, image_size: Any) -> dict[str, Any]:
-    """How images are prepared, as in timm's `pretrained_cfg`; `image_size` is that of the model's configuration.
+    """Translate a preprocessor to timm's `pretrained_cfg`; `image_size` is that of the model's configuration.
 
     Example:
         >>> describe_images({"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": 224}, 3, None)
@@ -348,7 +348,7 @@ def describe_images(processor: Mapping[str, Any] | None, channels: int, image_si
     if shape := _shape(processor):
         size, share, mode = shape
         found |= {"input_size": (channels, *size), "crop_pct": share, "crop_mode": mode}
-    if (number := processor.get("resample")) is not None:  # what is no number of PIL's is refused with the rest
+    if (number := processor.get("resample")) is not None:  # values unknown to PIL are refused by `check_images`
         found["interpolation"] = _INTERPOLATION.get(number, number) if isinstance(number, int) else str(number)
     if processor.get("do_normalize", True):
         found |= {key: tuple(processor[f"image_{key}"]) for key in ("mean", "std") if f"image_{key}" in processor}
@@ -358,7 +358,7 @@ def describe_images(processor: Mapping[str, Any] | None, channels: int, image_si
 
 
 def compose_processor(processor: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A preprocessor_config.json for `config`: the given one, if it agrees.
+    """Make a preprocessor_config.json for `config`; the given one is kept if it agrees.
 
     Example:
         >>> compose_processor(None, {"input_size": (3, 32, 32), "mean": (0.5,) * 3})["size"]
@@ -393,14 +393,14 @@ def compose_processor(processor: Mapping[str, Any] | None, config: Mapping[str, 
 
 
 def _shape(processor: Mapping[str, Any]) -> tuple[tuple[int, int], float, str] | None:
-    """Height and width, their share of the scaled image, and how it is scaled: timm's crop_pct and crop_mode."""
+    """Height and width, timm's crop_pct and crop_mode."""
     size = processor.get("size")
     edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
     if processor.get("do_center_crop") and (crop := _pair(processor.get("crop_size"))):
         whole = _pair(size) or ((edge, edge) if edge else crop)
         squashed = isinstance(size, Mapping) and "height" in size
         return crop, round(min(crop) / min(whole), 6), "squash" if squashed else "center"
-    if "crop_pct" in processor and isinstance(edge, int):  # ConvNext's way
+    if "crop_pct" in processor and isinstance(edge, int):  # as in ConvNext
         cropped = edge < _SQUASHED_FROM
         return (edge, edge), (processor["crop_pct"] or 0.875) if cropped else 1.0, "center" if cropped else "squash"
     if (square := _pair(size)) is not None:
@@ -411,10 +411,10 @@ def _shape(processor: Mapping[str, Any]) -> tuple[tuple[int, int], float, str] |
 def _pair(size: Any) -> tuple[int, int] | None:
     if isinstance(size, Mapping):
         if not {"height", "width", "shortest_edge"} & size.keys() or len({"height", "width"} & size.keys()) == 1:
-            raise ValueError(f"{dict(size)} is no size")
+            raise ValueError(f"{dict(size)} is not a size")
         return (size["height"], size["width"]) if "height" in size else None
     if isinstance(size, (list, tuple)) and len(size) == 2:
         return int(size[0]), int(size[1])
     if not isinstance(size, int | None):
-        raise ValueError(f"{size!r} is no size")
+        raise ValueError(f"{size!r} is not a size")
     return None if size is None else (size, size)

@@ -1,4 +1,4 @@
-"""Weights: the files that hold them, reading them, and fitting them to a model. Pickles only on request."""
+"""Weights: finding and reading their files, and fitting them to a model. Pickles only on request."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ PICKLE = "pytorch_model.bin"
 PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", *PICKLES)
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The numbers that can be added, by their names in safetensors; 8-bit floats count only with their scales."""
+"""Floating-point types by their names in safetensors, without 8-bit floats, which mean nothing without their scales."""
 KINDS = {str(dtype).removeprefix("torch."): kind for kind, dtype in FLOATS.items()}
-"""The same, by their names in torch."""
+"""Names in safetensors by names in torch."""
 
 _AVERAGED = ("state_dict_ema", "model_ema")
 _WRAPPERS = (*_AVERAGED, "state_dict", "model", "model_state_dict")
-"""Where training scripts put the weights in a larger file; averaged weights first, as timm does."""
+"""Keys under which training scripts store the weights; averaged weights first, as in timm."""
 _PREFIXES = ("module.", "_orig_mod.", "timm_model.", "model.")
-"""What DistributedDataParallel, torch.compile, transformers and Lightning put before every name."""
+"""Prefixes of DistributedDataParallel, torch.compile, transformers and Lightning."""
 _COUNTER = "num_batches_tracked"
 
 
@@ -43,12 +43,12 @@ _COUNTER = "num_batches_tracked"
 
 
 def fits(tensor: Tensor, place: Tensor | None) -> bool:
-    """Whether a tensor has the shape of the place it is meant for."""
+    """Whether a tensor has the shape of `place`."""
     return place is not None and place.shape == tensor.shape
 
 
 def most_common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """The dtype that most of the floating-point numbers have.
+    """The dtype of most floating-point values.
 
     Example:
         >>> most_common_dtype({"w": torch.zeros(9, dtype=torch.float16), "b": torch.zeros(3)})
@@ -62,14 +62,14 @@ def most_common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a number that is NaN or infinite; None if there is none.
+    """The name of the first tensor with a NaN or infinite value, or None.
 
     Example:
         >>> find_not_finite({"w": torch.tensor([1.0]), "b": torch.tensor([float("nan")])})
         'b'
     """
     for name, tensor in weights.items():
-        if tensor.is_floating_point() and tensor.numel():  # an empty tensor may have any shape, even one that overflows
+        if tensor.is_floating_point() and tensor.numel():  # the shape of an empty tensor may overflow
             wide = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit floats have no `isfinite`
             if not wide.isfinite().all():
                 return name
@@ -77,15 +77,15 @@ def find_not_finite(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def without_numbers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same names, shapes and types on the meta device, where they take no memory."""
+    """The same tensors on the meta device: names, shapes and types only."""
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in weights.items()}
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw the CPU's random numbers from this seed within the block; afterwards, they continue as before."""
+    """Seed the CPU's random numbers within the block, and restore their state afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach other devices, and stay there
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed other devices, for good
         yield
 
 
@@ -94,17 +94,17 @@ def seeded(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stored:
-    """What weight files hold."""
+    """The content of weight files."""
 
     weights: dict[str, Tensor]
-    """In the dtypes they are stored in."""
+    """In their stored dtypes."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What a training script was called with, and `arch`, if it saved them beside the weights."""
+    """The arguments of the training script and `arch`, if it saved them with the weights."""
     notes: tuple[str, ...] = ()
 
 
 def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold the weights of a folder: one, the shards of an index, or, on request, a pickle."""
+    """The weight files of a folder: a single one, the shards of an index, or, on request, a pickle."""
     if (folder / SAFE).is_file():
         return [folder / SAFE]
     if (folder / INDEX).is_file():
@@ -126,9 +126,9 @@ def weight_files(folder: Path, where: str, *, allow_pickle: bool = False) -> lis
 
 
 def pickle_only(where: str, name: str, arch: str | None = None) -> str:
-    """The message for weights that are refused because reading them could run code, with the command that converts."""
+    """The message for weights that are refused because unpickling could run code, with the command to convert them."""
     return (
-        f"'{where}' has its weights only as a pickle ('{name}'), which can run code when it is read; allow it with "
+        f"'{where}' has its weights only as a pickle ('{name}'), which can run code when it is loaded; allow it with "
         f"--allow-pickle (only tensors and plain values are read), or convert it once: {_convert_command(where, arch)}"
     )
 
@@ -141,7 +141,7 @@ def _convert_command(where: str, arch: str | None) -> str:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files that a model.safetensors.index.json names, each once, in order; only files beside it."""
+    """The files listed in a model.safetensors.index.json, sorted; only files beside it are accepted."""
     try:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -150,17 +150,17 @@ def shard_names(index: Path) -> list[str]:
         raise ModelError(f"'{index}' names no files; copy or download it again")
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"'{index}' names '{name}', which is no safetensors file beside it")
+            raise ModelError(f"'{index}' names '{name}', which is not a safetensors file beside it; correct it")
     return names
 
 
 def _find_shards(index: Path) -> list[Path]:
-    """The shards of an index, if all are there and hold the tensors that it says."""
+    """The shards of an index, checked to exist and to hold the tensors it lists."""
     files, placed = [index.parent / name for name in shard_names(index)], read_json(index)["weight_map"]
     for path in files:
         if not path.is_file():
             raise ModelError(
-                f"'{index.parent}' lacks '{path.name}', which its {INDEX} names; copy or download it again"
+                f"'{index.parent}' lacks '{path.name}', which its {INDEX} lists; copy or download it again"
             )
         named = {name for name, file in placed.items() if file == path.name}
         if differing := sorted(named.symmetric_difference(find_tensors([path]))):
@@ -174,28 +174,28 @@ def _find_shards(index: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in its file."""
+    """The location of a tensor in a file."""
 
     path: Path
     kind: str
-    """The type of its numbers, as safetensors calls it: F32, BF16, I64 …"""
+    """The type in safetensors' terms: F32, BF16, I64 …"""
     shape: tuple[int, ...]
     begin: int
-    """Where its bytes begin in the file."""
+    """The offset of its first byte in the file."""
     size: int
-    """How many bytes there are."""
+    """The number of bytes."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     def read(self, start: int = 0, count: int | None = None) -> Tensor:
-        """Some of its numbers, in the type they are stored in; the bytes of a type that is not among `FLOATS`."""
+        """Read `count` elements from `start`, in their stored type; bytes if the type is not among `FLOATS`."""
         kind = FLOATS.get(self.kind, torch.uint8)
         count = self.size // kind.itemsize - start if count is None else count
         buffer = bytearray(count * kind.itemsize)
-        with self.path.open("rb", buffering=0) as file:  # a mapped file would count as memory of the process
+        with self.path.open("rb", buffering=0) as file:  # a mapped file would count towards the process's memory
             file.seek(self.begin + start * kind.itemsize)
             if file.readinto(buffer) != len(buffer):
                 raise ModelError(f"'{self.path}' is cut off; copy or download it again")
@@ -203,7 +203,7 @@ class StoredTensor:
 
 
 def find_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
-    """The tensors of some safetensors files, by their headers."""
+    """The tensors of safetensors files, according to their headers."""
     found = {}
     for path in files:
         try:
@@ -213,7 +213,7 @@ def find_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
                     raise ValueError(
                         f"its header would have {length:,} bytes, and at most {MAX_CONFIG_BYTES:,} are read"
                     )
-                with safe_open(str(path), "pt"):  # checks that the file is whole, and that its header fits
+                with safe_open(str(path), "pt"):  # checks that the file is complete and fits its header
                     pass
                 header = parse_json(file.read(length).decode())
         except (OSError, ValueError, SafetensorError) as error:
@@ -231,7 +231,7 @@ def not_whole(path: Path, error: Exception) -> ModelError:
 
 
 def read_weights(files: Collection[Path], *, allow_pickle: bool = False, numbers: bool = True) -> Stored:
-    """All tensors of some files, in the dtypes they are stored in; without `numbers`, on the meta device."""
+    """Read all tensors of some files in their stored dtypes; without `numbers`, on the meta device."""
     stored, weights = Stored({}), dict[str, Tensor]()
     for path in files:
         if not path.is_file():
@@ -239,16 +239,16 @@ def read_weights(files: Collection[Path], *, allow_pickle: bool = False, numbers
         safe = path.suffix == ".safetensors"
         try:
             if safe:
-                find_tensors([path])  # refuses what safetensors accepts: a name twice
+                find_tensors([path])  # refuses duplicate names, which safetensors accepts
             stored = Stored(load_tensors(path)[0]) if safe else _read_pickle(path, allow_pickle)
         except OSError as error:
             raise not_whole(path, error) from error
         if (numbers or not safe) and (broken := find_not_finite(stored.weights)):
-            raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite numbers; the model was saved when broken")
+            raise ModelError(f"'{broken}' in '{path}' holds NaN or infinite values; use another checkpoint")
         weights |= stored.weights if numbers else without_numbers(stored.weights)
     if not weights:
         raise ModelError(f"there are no tensors in {', '.join(path.name for path in files) or 'the weights'}")
-    return replace(stored, weights=weights)  # a pickle is the only file
+    return replace(stored, weights=weights)  # notes and arguments only occur with a single file
 
 
 def _read_pickle(path: Path, allowed: bool) -> Stored:
@@ -258,7 +258,7 @@ def _read_pickle(path: Path, allowed: bool) -> Stored:
         with torch.serialization.safe_globals([argparse.Namespace]):  # the arguments of timm's train.py
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        fact = str(error).partition("\n")[0].partition(". ")[0]  # what follows advises to run the code in it
+        fact = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on to advise loading it unsafely
         raise ModelError(
             f"'{path}' cannot be read as a pickle of tensors: {fact}; save only model.state_dict()"
         ) from error
@@ -267,7 +267,7 @@ def _read_pickle(path: Path, allowed: bool) -> Stored:
         raise ModelError(f"'{path}' holds no state dict; save model.state_dict(), as safetensors if possible")
     arguments = vars(given) if isinstance(given := content.get("args"), argparse.Namespace) else {}
     taken = next((name for name in _AVERAGED if isinstance(content.get(name), Mapping) and content[name]), None)
-    notes = [f"'{path.name}' holds averaged weights, too, and they are used ({taken})"] if taken else []
+    notes = [f"'{path.name}' also holds averaged weights, which are used ({taken})"] if taken else []
     return Stored(weights, {**arguments, "arch": content.get("arch")}, tuple(notes))
 
 
@@ -283,7 +283,7 @@ def _unwrap(content: Any) -> dict[str, Tensor]:
 
 
 def write_hollow(path: Path, header: bytes) -> int:
-    """A file with a header and a hole instead of the numbers, which takes no room on disk; returns its size."""
+    """Write a sparse file with a header and no values, which takes no space on disk; return its size."""
     entries = parse_json(header[8:].decode())
     ends = [each["data_offsets"][1] for name, each in entries.items() if name != "__metadata__"]
     with path.open("wb") as file:
@@ -295,7 +295,7 @@ def write_hollow(path: Path, header: bytes) -> int:
 
 
 def strip_prefixes(weights: Mapping[str, Tensor], expected: Collection[str]) -> dict[str, Tensor]:
-    """The tensors without a prefix that all of them have, unless the model has it, too.
+    """Remove prefixes that all names share, unless the model has them, too.
 
     Example:
         >>> list(strip_prefixes({"module.fc.bias": torch.zeros(2)}, ["fc.bias"]))
@@ -311,7 +311,7 @@ def strip_prefixes(weights: Mapping[str, Tensor], expected: Collection[str]) -> 
 
 
 def find_odd_numbers(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """The first tensor of whole, complex or other numbers where there should be floating-point ones, in words."""
+    """Describe the first tensor that should be floating-point and is not; None if there is none."""
     for name, place in expected.items():
         if name in weights and place.is_floating_point() and not weights[name].is_floating_point():
             return f"{name} is {weights[name].dtype}, not {place.dtype}".replace("torch.", "")
@@ -321,9 +321,9 @@ def find_odd_numbers(weights: Mapping[str, Tensor], expected: Mapping[str, Tenso
 def fit_weights(
     weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str, advice: str
 ) -> dict[str, Tensor]:
-    """The tensors in the model's order, if they match its names and shapes; otherwise an error names the first.
+    """The tensors in the model's order; raise ModelError if names or shapes do not match.
 
-    BatchNorm's counters may be missing: they have no influence, and some formats leave them out.
+    BatchNorm's counters may be missing: they have no effect, and some formats leave them out.
 
     Example:
         >>> fit_weights({"w": torch.zeros(2)}, {"w": torch.zeros(3)}, "a.pth", "why?")
@@ -339,7 +339,7 @@ def fit_weights(
 
 
 def describe_differences(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """What differs between tensors and those expected, the first of each kind; empty if nothing does.
+    """Describe how tensors differ from those expected, with the first of each kind; empty if they agree.
 
     Example:
         >>> describe_differences({"a": torch.zeros(1)}, {"b": torch.zeros(2, 2)})

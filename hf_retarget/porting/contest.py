@@ -16,9 +16,8 @@ from hf_retarget.data import ImageData, Split
 from hf_retarget.document import GateFacts, RelationFacts, StepFigures
 from hf_retarget.errors import MatchError, ModelError, PortError, TraceError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
-from hf_retarget.evaluation.paired import paired_error
 from hf_retarget.evaluation.refit import HEAD_IMAGES, Fitted, fit_head
-from hf_retarget.evaluation.scorer import Score, Scorer
+from hf_retarget.evaluation.scorer import Score, Scorer, paired_error
 from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
 from hf_retarget.graph import Permutation, load_permutation
 from hf_retarget.matching.problem import Problem

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from hf_retarget.contenders import FACTORS, FURTHER, PORT, Contender
 from hf_retarget.document import StepFigures
 from hf_retarget.errors import NotFiniteError, PortError
-from hf_retarget.evaluation.paired import paired_error
 from hf_retarget.evaluation.refit import Fitted
-from hf_retarget.evaluation.scorer import Score
+from hf_retarget.evaluation.scorer import Score, paired_error
 from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.matching.fit import measure_fit
 from hf_retarget.matching.methods import begin, fgmt, fgmt_sign

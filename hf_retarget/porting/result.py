@@ -34,8 +34,7 @@ from hf_retarget.document import (
     parse_document,
 )
 from hf_retarget.errors import PortError
-from hf_retarget.evaluation.paired import count_flips, measure_lead
-from hf_retarget.evaluation.scorer import Score, Scorer
+from hf_retarget.evaluation.scorer import Score, Scorer, count_flips, measure_lead
 from hf_retarget.files import hash_files, to_json, write_json, write_text
 from hf_retarget.graph import Permutation, PermutationGraph
 from hf_retarget.inspection import draw_fit

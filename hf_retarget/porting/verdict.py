@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hf_retarget.document import Lead
-from hf_retarget.evaluation.paired import measure_lead
+from hf_retarget.evaluation.scorer import measure_lead
 from hf_retarget.words import percent
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without its type
+from huggingface_hub.utils.sha import git_hash
 
 from hf_retarget.errors import PublishError, RetargetError
 from hf_retarget.files import hash_file
-from hf_retarget.hub import ask, clean_token, explain, explained, hash_git, one_line
+from hf_retarget.hub import ask, clean_token, explain, explained, one_line
 from hf_retarget.names import CARD, FINETUNE, MODEL_CONFIG, PLANE, PORT, RECIPE, REPORT
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.publish.card import address_card
@@ -278,7 +279,7 @@ class _Push:
         if digest is None or len(digest) != _GIT:
             return digest == operation.upload_info.sha256.hex()
         with operation.as_file() as file:
-            return digest == hash_git(file, operation.upload_info.size)
+            return digest == git_hash(file.read())
 
     def differs(self, name: str, pushed: Pushed) -> bool:
         """Whether a file that was pushed as it is, downloaded past the cache, has other bytes than the one here."""

@@ -1,4 +1,4 @@
-"""Recipes: one YAML file fixes one port. Every option is declared once; the command line derives from it."""
+"""Recipes: one YAML file defines one port. Each option is declared once; the command line is derived from it."""
 
 from hf_retarget.recipe.field import Field
 from hf_retarget.recipe.options import DataOptions, PortOptions, TrainOptions

@@ -1,4 +1,4 @@
-"""One option of a recipe: its type, default, help and limits, read from a dataclass, and the values it accepts."""
+"""Options of a recipe: type, default, help and limits, read from a dataclass, and validation of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_retarget.words import nearest
 
 @dataclass(frozen=True)
 class Field:
-    """One option, declared once; recipes, the command line and the documentation derive from it.
+    """One option, from which recipes, the command line and the documentation are derived.
 
     Example:
         >>> steps = Field("port", "steps", int, default=10, help="number of steps", least=1)
@@ -30,9 +30,9 @@ class Field:
     section: str
     name: str
     type: type
-    """str, int, float, bool, or tuple for a list of texts."""
+    """str, int, float, bool, or tuple for a list of strings."""
     optional: bool = False
-    """Whether null is a value."""
+    """Whether null is allowed."""
     default: Any = None
     help: str = ""
     choices: tuple[str, ...] = ()
@@ -48,18 +48,18 @@ class Field:
 
     @property
     def words(self) -> str:
-        """What a value must be, in words."""
+        """A description of valid values."""
         words = f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
         words += "".join(f", {word} {limit:g}" for word, _, limit in self._limits() if limit < _MANY)
         return words + (", or null" if self.optional else "")
 
     def flag(self, plain: str = "port") -> str:
-        """The option on the command line; those of the section `plain` go without a prefix."""
+        """The option on the command line; the section `plain` has no prefix."""
         name = self.name if self.section == plain else f"{self.section}-{self.name}"
         return "--" + name.replace("_", "-")
 
     def read(self, value: Any) -> Any:
-        """The value in the type of this field; a RecipeError says what is wrong with it."""
+        """Convert and validate a value; raise RecipeError if it is invalid."""
         if value is None and self.optional:
             return None
         read = None
@@ -79,7 +79,7 @@ class Field:
         return read
 
     def parse(self, text: str) -> Any:
-        """The value of a text from the command line, where `none` stands for null."""
+        """Read a value from the command line, where `none` means null."""
         if self.optional and text.lower() == "none":
             return None
         if self.type is int and re.fullmatch("-?[0-9]{1,20}", text):
@@ -92,7 +92,7 @@ class Field:
 
 
 def fields_of(options: Any, section: str) -> tuple[Field, ...]:
-    """The fields of an options dataclass, whose metadata hold `help`, and if need be `choices` and limits."""
+    """The fields of an options dataclass, whose metadata contain `help` and optionally `choices` and limits."""
     hints = get_type_hints(options)
     found = []
     for each in fields(options):
@@ -119,21 +119,21 @@ def _resolve(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
 
 
 def _convert(value: Any, kind: type) -> Any:
-    """The value as a field of this type has it; a ValueError if it is of another type."""
+    """Convert a value to the type of a field; raise ValueError if it has another type."""
     if kind is float:
-        # YAML 1.1 takes 1e-4, without a dot, for a text.
+        # In YAML 1.1, 1e-4 without a dot is a string.
         if type(value) in (int, float, str) and math.isfinite(float(value)):
             return float(value)
     elif kind is tuple:
         if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
             return tuple(value)
-    elif type(value) is kind:  # not isinstance: True is no number
+    elif type(value) is kind:  # not isinstance: True is not a number
         return value
     raise ValueError
 
 
 _MANY = 999_999
-"""More steps or minibatches than anybody takes: the limit of whole numbers that have none of their own."""
+"""The limit of integers that declare none: more steps or minibatches than any port needs."""
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "least": ("at least", operator.ge),
     "most": ("at most", operator.le),
@@ -141,9 +141,9 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "below": ("below", operator.lt),
 }
 _WORDS: dict[type, str] = {
-    str: "a text",
+    str: "a string",
     int: "a whole number",
     bool: "true or false",
     float: "a number",
-    tuple: "a list of texts",
+    tuple: "a list of strings",
 }

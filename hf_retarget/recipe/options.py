@@ -1,4 +1,4 @@
-"""Every option of a recipe, with its default, help and limits: what it says about images, the port and fine-tuning."""
+"""All options of a recipe, with defaults, help and limits, in three sections: data, port and fine-tuning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _option(default: Any, help: str, **limits: Any) -> Any:
 
 
 class _Options:
-    """Checks every value against what its field declares."""
+    """Validates every value against the declaration of its field."""
 
     section: ClassVar[str]
 
@@ -42,16 +42,16 @@ class DataOptions(_Options):
     reference: str = _option("", "embedded name, Hub id, image folder, or parquet/arrow file, folder or glob")
     config: str | None = _option(None, "configuration of a Hub dataset that has several")
     revision: str | None = _option(None, "commit, tag or branch of a Hub dataset")
-    train_split: str | None = _option(None, "split to train on (found if not given)")
+    train_split: str | None = _option(None, "training split (detected if not given)")
     test_split: str | None = _option(
-        None, "split to test on (found if not given; without any, 10 % of the training split is held out)"
+        None, "test split (detected if not given; without any, 10 % of the training split is held out)"
     )
     validation_split: str | None = _option(
-        None, "split to choose on, which the tuned model has not seen (drawn from the training split if not given)"
+        None, "split to choose on, unseen by the tuned model (drawn from the training split if not given)"
     )
-    image_column: str | None = _option(None, "column of the images (found if not given)")
-    label_column: str | None = _option(None, "column of the labels (found if not given)")
-    validation: float = _option(0.1, "share of the training split kept for validation", least=0, below=1)
+    image_column: str | None = _option(None, "column of the images (detected if not given)")
+    label_column: str | None = _option(None, "column of the labels (detected if not given)")
+    validation: float = _option(0.1, "share of the training split held out for validation", least=0, below=1)
     seed: int = _option(0, "seed of the split into training and validation", least=0, most=_SEED)
     classes: tuple[str, ...] = _option((), "keep only these labels, renumbered in this order (all if empty)")
     limit: int | None = _option(None, "use at most this many images of each split", least=2, most=10**9)
@@ -73,11 +73,11 @@ class PortOptions(_Options):
 
     method: str = _option(
         "auto",
-        "what is added to the new base, and how it is matched (auto: try several, keep the best)",
+        "how the fine-tuning is matched and added to the new base (auto: try several, keep the best)",
         choices=method_names(),
     )
     targets: str = _option(
-        "auto", "what gradients, heads and fine-tuning aim at (auto: what validation images prefer)", choices=TARGETS
+        "auto", "targets of gradients, heads and fine-tuning (auto: the best on validation images)", choices=TARGETS
     )
     alpha: float | None = _option(
         None,
@@ -95,35 +95,35 @@ class PortOptions(_Options):
     )
     steps: int = _option(10, "number of steps T along the trajectory", least=1)
     schedule: str = _option("uniform", "how the steps divide a linear trajectory", choices=("uniform", "cosine"))
-    batch_size: int = _option(128, "images in a minibatch, for gradients and for BatchNorm", least=1)
-    grad_batches: int = _option(5, "minibatches behind each gradient", least=1)
-    micro_batch: int | None = _option(None, "images that go through the model at once (all if not given)", least=1)
-    bn_batches: int = _option(5, "minibatches that re-estimate the BatchNorm statistics", least=0)
+    batch_size: int = _option(128, "images per minibatch, for gradients and for BatchNorm", least=1)
+    grad_batches: int = _option(5, "minibatches per gradient", least=1)
+    micro_batch: int | None = _option(None, "images in the model at once (the whole minibatch if not given)", least=1)
+    bn_batches: int = _option(5, "minibatches to re-estimate the BatchNorm statistics", least=0)
     head: str = _option("auto", "classifier that both bases get before the port", choices=PORT_HEADS)
     seed: int = _option(
-        0, "seed of minibatches, head, solver, and fine-tuning (unless its own is given, too)", least=0, most=_SEED
+        0, "seed of minibatches, head, solver, and fine-tuning (unless `finetune.seed` is given)", least=0, most=_SEED
     )
     start: str = _option(
-        "warm", "where the search begins: at the permutation of the step before, or anew", choices=("warm", "restart")
+        "warm", "where the search starts: at the previous step's permutation, or afresh", choices=("warm", "restart")
     )
-    restarts: int = _option(1, "times that the solver runs at each step, in other orders; the best counts", least=1)
-    normalise: bool = _option(False, "let all tensors count alike, instead of by their norm")
+    restarts: int = _option(1, "solver runs per step, in different orders; the best is kept", least=1)
+    normalise: bool = _option(False, "weight all tensors equally, instead of by their norm")
     compress: float | None = _option(
         None,
         "share of the gradients' energy to keep, within the size of the model (1: all; small models keep all)",
         above=0,
         most=1,
     )
-    augment: bool = _option(False, "augment the images on which gradients are taken")
+    augment: bool = _option(False, "augment the images used for gradients")
     early_stop: int | None = _option(
         None, "stop after this many steps without a better validation score (never if not given)", least=1
     )
     control: str = _option("full", "what the port is compared with", choices=("full", "naive", "none"))
     check: bool = _option(True, "verify the permutation graph before the port")
     samples: int = _option(
-        12, "test images that the report shows, with what the models say (0: none)", least=0, most=48
+        12, "test images shown in the report with the models' predictions (0: none)", least=0, most=48
     )
-    eval_batch: int = _option(64, "images in a minibatch of an evaluation", least=1)
+    eval_batch: int = _option(64, "images per minibatch in evaluations", least=1)
     save_as: str = _option("model", "save the whole model, or a PEFT adapter of the new base", choices=SAVE_AS)
     rank: int | None = _option(None, "rank of the adapter's layers, with `save_as: lora` (16 if not given)", least=1)
     energy: float | None = _option(
@@ -135,7 +135,7 @@ class PortOptions(_Options):
         if self.rank is not None and self.energy is not None:
             raise RecipeError(f"give a rank ({self.rank}) or a share of energy ({self.energy:g}), not both")
         if self.save_as != "lora" and (self.rank is not None or self.energy is not None):
-            raise RecipeError("a rank and a share of energy are those of an adapter: say --save-as lora, too")
+            raise RecipeError("rank and energy only apply to adapters; add --save-as lora")
 
 
 @dataclass(frozen=True)
@@ -151,24 +151,22 @@ class TrainOptions(_Options):
 
     steps: int = _option(0, "optimizer steps to take (or give epochs)", least=0)
     epochs: float = _option(0.0, "passes over the training split (or give steps)", least=0, most=10**6)
-    batch_size: int = _option(128, "images in a step", least=1)
-    optimizer: str = _option("sgd", "how the weights are updated", choices=("sgd", "adamw"))
-    lr: float = _option(0.01, "learning rate at its highest", above=0)
+    batch_size: int = _option(128, "images per step", least=1)
+    optimizer: str = _option("sgd", "optimizer of the fine-tuning", choices=("sgd", "adamw"))
+    lr: float = _option(0.01, "peak learning rate", above=0)
     momentum: float = _option(0.9, "momentum of SGD, or the first beta of AdamW", least=0, below=1)
     weight_decay: float = _option(1e-4, "weight decay, on all parameters", least=0, most=10**6)
     schedule: str = _option(
-        "cosine", "the learning rate after the warm-up: cosine (down to 0) or constant", choices=("cosine", "constant")
+        "cosine", "learning rate after the warm-up: cosine (down to 0) or constant", choices=("cosine", "constant")
     )
-    warmup: int = _option(0, "steps in which the learning rate rises to its highest", least=0)
+    warmup: int = _option(0, "steps of linear warm-up of the learning rate", least=0)
     label_smoothing: float = _option(0.0, "share of a label that is spread over all classes", least=0, below=1)
-    clip: float = _option(0.0, "largest norm of a gradient; longer ones are shortened (0: never)", least=0)
+    clip: float = _option(0.0, "maximum norm of the gradient (0: no clipping)", least=0)
     augment: bool = _option(False, "augment the images, as timm does for training")
-    freeze: tuple[str, ...] = _option(
-        (), "names of modules or parameters that stay as they are (layer1, blocks.0.attn, …)"
-    )
+    freeze: tuple[str, ...] = _option((), "names of modules or parameters to freeze (layer1, blocks.0.attn, …)")
     seed: int = _option(0, "seed of the order of the images, augmentation and dropout", least=0, most=_SEED)
-    evaluate_every: int = _option(0, "steps between two scores, the start included (0: only at the end)", least=0)
-    checkpoint_every: int = _option(0, "steps between two checkpoints (0: a tenth of the training)", least=0)
+    evaluate_every: int = _option(0, "steps between evaluations, the start included (0: only at the end)", least=0)
+    checkpoint_every: int = _option(0, "steps between checkpoints (0: a tenth of the training)", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +174,7 @@ class TrainOptions(_Options):
             raise RecipeError(f"give steps ({self.steps}) or epochs ({self.epochs:g}), not both; set one of them to 0")
 
     def total_steps(self, samples: int) -> int:
-        """How many steps to take on a split of this many images: all minibatches are full, across epochs."""
+        """The number of steps on a split of this many images: minibatches are full, across epochs."""
         return self.steps or math.ceil(round(self.epochs * samples / self.batch_size, 6))
 
     def learning_rate(self, step: int, steps: int) -> float:

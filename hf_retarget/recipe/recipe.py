@@ -1,4 +1,4 @@
-"""Recipes: everything that fixes one port, as a frozen value; their files and presets, and what `--data` means."""
+"""Recipes: everything that defines a port, as a frozen value; their files and presets, and the meaning of `--data`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def fields() -> tuple[Field, ...]:
-    """Every option there is, section by section.
+    """All options, by section.
 
     Example:
         >>> [field.flag() for field in fields() if field.name == "batch_size"]
@@ -36,7 +36,7 @@ def fields() -> tuple[Field, ...]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Data, port, and the fine-tuning after the port (none unless it has steps or epochs).
+    """The options of data, port, and fine-tuning after the port (none unless it has steps or epochs).
 
     Example:
         >>> recipe = Recipe("mine").override(**{"port.steps": 5, "data.reference": "photos/"})
@@ -53,18 +53,18 @@ class Recipe:
     finetune: TrainOptions = field(default_factory=TrainOptions)
 
     def override(self, **values: Any) -> Recipe:
-        """The same recipe with other values, named as in `port.steps`."""
+        """A copy with other values, named as in `port.steps`."""
         changes: dict[str, Any] = {}
         for key, value in values.items():
             section, dot, name = key.partition(".")
             if not dot:
                 hint = nearest(key, [each.key for each in fields()])
-                raise RecipeError(f"'{key}' does not say its section{hint}; write it like 'port.steps'")
+                raise RecipeError(f"'{key}' has no section{hint}; write it like 'port.steps'")
             changes.setdefault(section, {})[name] = value
         return self.changed(changes)
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """The same recipe after the changes of a document with sections, as a preset has them."""
+        """A copy with the changes of a document with sections, such as a preset."""
         parts: dict[str, Any] = {}
         for key, value in changes.items():
             if key in _TEXTS:
@@ -74,18 +74,18 @@ class Recipe:
             else:
                 known = (*_TEXTS, *SECTIONS)
                 raise RecipeError(f"unknown section '{key}'{nearest(key, known)} (there are {', '.join(known)})")
-        # The seed of a port is that of all training in it, unless both are given.
+        # The port's seed is also that of its fine-tuning, unless both are given.
         if "seed" in (changes.get("port") or ()) and "seed" not in (changes.get("finetune") or ()):
             parts["finetune"] = replace(parts.get("finetune", self.finetune), seed=parts["port"].seed)
         return replace(self, **parts)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
-        """The recipe of a document; what it does not say has its default."""
+        """The recipe of a document, with defaults for missing values."""
         return cls().changed(document)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, including those with default values, in types that JSON and YAML have."""
+        """All fields, including defaults, in types of JSON and YAML."""
         document = asdict(self)
         for section in SECTIONS:
             for name, value in document[section].items():
@@ -93,11 +93,11 @@ class Recipe:
         return document
 
     def to_yaml(self) -> str:
-        """All fields as YAML; `load_recipe` reads it back to the same recipe."""
+        """All fields as YAML, for `load_recipe`."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=120)
 
     def save(self, path: str | Path) -> None:
-        """Write it as YAML, wholly or not at all."""
+        """Write it as YAML, atomically."""
         write_text(path, self.to_yaml())
 
 
@@ -106,14 +106,14 @@ def _changed_section(options: Any, section: str, changes: Any) -> Any:
     if changes is None:  # a section whose lines are all comments
         return options
     if not isinstance(changes, Mapping):
-        raise RecipeError(f"{section} is {changes!r}, but must be a section of fields such as '{next(iter(known))}: …'")
+        raise RecipeError(f"{section} is {changes!r}, but must be a section with fields like '{next(iter(known))}: …'")
     values: dict[str, Any] = {}
     for name, value in changes.items():
         if name not in known:
             hint = nearest(name, known) or f" (there are {', '.join(known)})"
             raise RecipeError(f"unknown field '{section}.{name}'{hint}")
         values[name] = known[name].read(value)
-    # Steps and epochs both say how long to train, so giving one sets the other to 0.
+    # Steps and epochs are alternatives, so setting one resets the other.
     if section == "finetune" and len(_LENGTHS & set(values)) == 1:
         values |= dict.fromkeys(_LENGTHS - set(values), 0)
     try:
@@ -122,16 +122,16 @@ def _changed_section(options: Any, section: str, changes: Any) -> Any:
         raise RecipeError(f"{section}: {error}") from error
 
 
-# ---- from names and files to recipes
+# ---- finding and reading recipes
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The recipes that come with the package, sorted."""
+    """The recipes included in the package, sorted."""
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
 def load_recipe(reference: str | Path, preset: str | None = None) -> Recipe:
-    """A recipe by its name or its file, as it is or with one of its presets (also `cub@released-code`).
+    """Load a recipe by name or file, optionally with one of its presets (also written `cub@released-code`).
 
     Example:
         >>> load_recipe("cub").port.grad_batches, load_recipe("cub", "released-code").port.grad_batches
@@ -163,10 +163,10 @@ def choose_recipe(
     preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """The recipe that a user asked for: `data` is a recipe's name or file, or any other reference to data.
+    """The recipe for a user's request, where `data` is the name or file of a recipe or any other reference to data.
 
-    Data that is no recipe gets the defaults. With `recipe`, `data` replaces its whole data section; to keep splits and
-    columns and change only where the images come from, override `data.reference`.
+    Data that is not a recipe gets the defaults. With `recipe`, `data` replaces its whole data section; to keep splits
+    and columns and change only the source of the images, override `data.reference`.
 
     Example:
         >>> choose_recipe("photos/", recipe="cub", overrides={"port.seed": 1}).data.reference
@@ -177,7 +177,7 @@ def choose_recipe(
     if recipe is not None:
         chosen = load_recipe(recipe, preset)
     elif preset is not None:
-        raise RecipeError(f"the preset '{preset}' belongs to no recipe; name one, such as '{recipe_names()[0]}'")
+        raise RecipeError(f"the preset '{preset}' needs a recipe; name one, such as '{recipe_names()[0]}'")
     else:
         chosen = Recipe()
     if data is not None:
@@ -191,7 +191,7 @@ def _data_options(data: str) -> DataOptions:
     meant = nearest(data, recipe_names())
     if meant and "/" not in data and not Path(data).exists():
         raise RecipeError(
-            f"no recipe or data '{data}'{meant} A dataset of the Hub is written org/name, a folder ./name"
+            f"no recipe or data '{data}'{meant} Write a dataset on the Hub as org/name, a folder as ./name"
         )
     return DataOptions(reference=data)
 
@@ -202,7 +202,7 @@ def _is_recipe(data: str) -> bool:
 
 
 def _folder() -> Path:
-    # A wheel has the recipes inside the package; a checkout has them beside it, where a newcomer finds them.
+    # A wheel has the recipes inside the package, a checkout beside it.
     inside = _PACKAGE / "recipes"
     return inside if inside.is_dir() else _PACKAGE.parent / "recipes"
 
@@ -212,7 +212,7 @@ def _locate(reference: str | Path, preset: str | None) -> tuple[Path, str | None
     if not at or "/" in tail or Path(reference).is_file():
         text = str(reference)
     elif preset not in (None, tail):
-        raise RecipeError(f"'{reference}' names the preset '{tail}', but '{preset}' was asked for; say one of them")
+        raise RecipeError(f"'{reference}' names the preset '{tail}', but '{preset}' was asked for; give only one")
     else:
         preset = tail
     if isinstance(reference, Path) or text.endswith(_SUFFIXES):
@@ -220,18 +220,18 @@ def _locate(reference: str | Path, preset: str | None) -> tuple[Path, str | None
     names = recipe_names()
     if text not in names:
         raise RecipeError(
-            f"no recipe '{text}'{nearest(text, names)} (there are {', '.join(names)}; a file ends in .yaml)"
+            f"no recipe '{text}'{nearest(text, names)} (there are {', '.join(names)}; a file must end in .yaml)"
         )
     return _folder() / f"{text}.yaml", preset
 
 
 def _read(path: Path) -> tuple[Recipe, dict[str, Recipe]]:
-    """The recipe of a file and all its presets; every one is read, so that a typo shows whichever is used."""
+    """Read the recipe of a file and all its presets, so that errors in any of them are found."""
     try:
         document = read_yaml(path)
     except FileNotFoundError:
         raise RecipeError(
-            f"there is no recipe file '{path}'; see 'hf-retarget recipes list' for those we have"
+            f"there is no recipe file '{path}'; 'hf-retarget recipes list' shows those included"
         ) from None
     except (OSError, ValueError) as error:
         raise RecipeError(f"cannot read the recipe '{path}': {error}") from error
@@ -264,7 +264,7 @@ def finish_recipe(
     preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Recipe, Any]:
-    """The recipe to follow, and the images if they are in memory already (else the recipe names them).
+    """The recipe of a Python call, and the images if they are passed in memory (otherwise the recipe names them).
 
     Example:
         >>> finish_recipe("fashion-mnist", overrides={"port.steps": 3})[0].port.steps
@@ -276,7 +276,7 @@ def finish_recipe(
     if not isinstance(recipe, Recipe):
         return choose_recipe(name, recipe, preset, overrides), images
     if preset is not None:
-        raise RecipeError(f"the preset '{preset}' needs the name of a recipe, not a recipe that is made already")
+        raise RecipeError(f"the preset '{preset}' needs the name of a recipe, not a Recipe")
     if name is not None:
         recipe = recipe.override(**{"data.reference": name})
     return recipe.override(**overrides or {}), images

@@ -1,4 +1,4 @@
-"""The tables of docs/recipes.md, written from the recipes and their fields: python -m hf_retarget.recipe.reference."""
+"""Generates the tables of docs/recipes.md from the recipes and their fields: python -m hf_retarget.recipe.reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BETWEEN = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOT
 
 
 def describe_recipes() -> str:
-    """The recipes that come with the package, and every field, as Markdown.
+    """The recipes included in the package and all fields, as Markdown.
 
     Example:
         >>> "| `port.steps` | `--steps` |" in describe_recipes()
@@ -38,7 +38,7 @@ def _row(field: Field) -> str:
 
 
 def renew(page: str) -> str:
-    """A page with up-to-date tables.
+    """Update the tables of a page.
 
     Example:
         >>> "rusty" in renew("<!-- tables -->\\nrusty\\n<!-- end of tables -->\\n")

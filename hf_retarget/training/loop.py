@@ -1,4 +1,4 @@
-"""The training loop: seeded at every step and kept in checkpoints, so that a killed run ends in the same weights."""
+"""The training loop: seeded at every step and checkpointed, so that a resumed run ends in the same weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hf_retarget.training.recorder import TrajectoryRecorder
 
 @dataclass(frozen=True)
 class History:
-    """What happened: the loss of every step, the scores as (step, value), and the seconds it took, resumed or not."""
+    """The loss of every step, the scores as (step, value), and the seconds, including those before resuming."""
 
     losses: tuple[float, ...]
     scores: tuple[tuple[int, float], ...]
@@ -43,22 +43,22 @@ def train_model(
     recorder: TrajectoryRecorder | None = None,
     score: Callable[[nn.Module, int], float] | None = None,
 ) -> History:
-    """Train the model in place; options without steps and epochs train nothing.
+    """Train the model in place; without steps or epochs, do nothing.
 
-    With a `checkpoint` path the state is kept there, and a training that was killed continues to the very same
-    weights. Several processes all take the same steps: the result is that of one, and `score` may share its work.
+    With a `checkpoint` path the state is saved there, and an interrupted training resumes to exactly the same weights.
+    Several processes all take the same steps, so the result is that of one; `score` may distribute its work.
     """
     if not (options.steps or options.epochs):
         return History((), (), 0.0)
     if not len(split):
         raise DataError("there are no images to train on; is the training split empty?")
     if not options.total_steps(len(split)):
-        raise RecipeError(f"{options.epochs:g} epochs of {len(split)} images are no step; give more epochs, or steps")
+        raise RecipeError(f"{options.epochs:g} epochs of {len(split)} images make no step; give more epochs, or steps")
     run = run or Run()
     model.to(run.accelerator.device)
     with _training(model, options.freeze) as still:
         training = _Training(model, split, options, run, checkpoint)
-        run.accelerator.wait_for_everyone()  # all have read the checkpoint before the main process writes the next
+        run.accelerator.wait_for_everyone()  # the main process may overwrite the checkpoint once all have read it
         training.follow(split, still, recorder, score)
         training.optimizer.zero_grad()
     return training.history()
@@ -66,7 +66,7 @@ def train_model(
 
 @contextmanager
 def _training(model: nn.Module, freeze: tuple[str, ...]) -> Iterator[list[nn.Module]]:
-    """Freeze parts and fork the random state for the time of training only; yields the frozen modules."""
+    """Freeze parts and fork the random state during training; yield the frozen modules."""
     parameters, modules = frozen_parts(model, freeze)
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in parameters]
@@ -78,15 +78,15 @@ def _training(model: nn.Module, freeze: tuple[str, ...]) -> Iterator[list[nn.Mod
         finally:
             for parameter, wants in wanted:
                 parameter.requires_grad_(wants)
-            model.train()  # lets models drop what they keep for evaluation
+            model.train()  # lets models drop what they cache for evaluation
             for module, training in modes:
                 module.training = training
 
 
 def frozen_parts(model: nn.Module, freeze: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Module]]:
-    """The parameters and modules under the given names; `blocks.1` is not the beginning of `blocks.10`.
+    """The parameters and modules under the given names; `blocks.1` does not match `blocks.10`.
 
-    The modules are there so that their BatchNorm statistics and dropout can be kept still, too.
+    The modules are needed to freeze their BatchNorm statistics and dropout, too.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -110,7 +110,7 @@ def _is_under(name: str, prefixes: Iterable[str]) -> bool:
 
 
 class _Training:
-    """A model, its optimizer and the history so far: everything that changes, and that a checkpoint stores."""
+    """A model, its optimizer and the history so far: the state that a checkpoint stores."""
 
     def __init__(
         self, model: nn.Module, split: Split, options: TrainOptions, run: Run, checkpoint: Path | None
@@ -128,7 +128,7 @@ class _Training:
         self.losses: list[float] = []
         self.scores: list[tuple[int, float]] = []
         self.began = time.monotonic()
-        # All that the course of a fine-tuning depends on, as far as it is cheap to know, as it comes back from a file.
+        # What a fine-tuning depends on, as far as it is cheap to compute, in the form read back from a file.
         key = {"start": hash_tensors(model.state_dict())[:20], "images": len(split), **asdict(options)}
         del key["checkpoint_every"]
         self.key: dict[str, Any] = json.loads(json.dumps(key))
@@ -149,7 +149,7 @@ class _Training:
         recorder: TrajectoryRecorder | None,
         score: Callable[[nn.Module, int], float] | None,
     ) -> None:
-        """Take the remaining steps. After each: record, score, store, so that a checkpoint includes its own score."""
+        """Take the remaining steps. After each: record, score and save, so that a checkpoint includes its own score."""
         model, options = self.model, self.options
         if recorder is not None:
             recorder.start(model, self.step)
@@ -184,7 +184,7 @@ class _Training:
 
     def _take_step(self, inputs: Any, labels: Tensor) -> float:
         device, optimizer, scaler = self.run.accelerator.device, self.optimizer, self.scaler
-        # Dropout depends on the seed and the step alone, not on what was drawn before.
+        # Dropout depends only on the seed and the step, not on earlier draws.
         torch.manual_seed((self.options.seed * 1_000_003 + self.step) % 2**63)
         with enough_for_batchnorm(len(inputs)), self.run.accelerator.autocast():
             output = self.model(inputs.to(device))
@@ -204,7 +204,7 @@ class _Training:
         return value
 
     def _diverged(self, what: str, step: int) -> NotFiniteError:
-        """What became NaN, at which step, up to where the state is kept, and what to do."""
+        """The error for NaN at a step, with the last saved step and advice."""
         every = self.options.checkpoint_every if self.checkpoint is not None else 0
         last = (step - 1) // every * every if every else 0
         kept = f" (the state of step {last} is kept)" if last else ""
@@ -212,12 +212,12 @@ class _Training:
         return NotFiniteError(f"{what} at step {step} of {self.steps}{kept}; {advice}")
 
     def _resume(self, path: Path) -> None:
-        """Continue from a checkpoint, which must be of the same fine-tuning; a damaged one is ignored."""
+        """Continue from a checkpoint of the same fine-tuning; ignore a damaged one."""
         say = self.run.progress.say
         try:
             tensors, stored = load_tensors(path)
         except OSError as error:
-            say(f"the checkpoint '{path}' is damaged ({error}); the fine-tuning is computed again")
+            say(f"the checkpoint '{path}' is damaged ({error}); restarting the fine-tuning")
             return
         ours, theirs = self.key, stored.get("key") or {}
         for name in sorted(ours.keys() | theirs.keys()):
@@ -254,11 +254,11 @@ class _Training:
             self.scaler.load_state_dict(scaler)
 
     def _optimised(self) -> list[str]:
-        """The names of the parameters in the order in which the optimizer numbers them."""
+        """The names of the parameters in the optimizer's order."""
         return list(self.optimizer.param_groups[0]["param_names"])
 
     def _weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers, tied ones once; also those that a state dict leaves out."""
+        """Parameters and buffers, tied ones once, including non-persistent buffers."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def _save(self) -> None:
@@ -270,7 +270,7 @@ class _Training:
             for key, value in state.items():
                 if value is not None:
                     tensors[f"optimizer.{key}.{names[number]}"] = torch.as_tensor(value)
-        # Copies, because tied weights and views share memory, which safetensors refuses.
+        # Copied because tied weights and views share memory, which safetensors refuses.
         tensors = {name: value.detach().cpu().clone() for name, value in tensors.items()}
         facts = {"key": self.key, "scaler": self.scaler.state_dict(), "facts": asdict(self.history())}
         try:

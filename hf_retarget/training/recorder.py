@@ -1,4 +1,4 @@
-"""Records the weights that a fine-tuning passes through, so that a port can follow its actual trajectory."""
+"""Records the weights along a fine-tuning, so that a port can follow its actual trajectory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INDEX = "trajectory.json"
 
 
 class TrajectoryRecorder:
-    """Writes the weights to `folder` at the start, every few steps, and at the end.
+    """Writes the weights to `folder` at the start, every `every` steps, and at the end.
 
-    It takes wrapped models (accelerate, DistributedDataParallel, torch.compile) as they are, and among several
-    processes only the first writes.
+    Wrapped models (accelerate, DistributedDataParallel, torch.compile) are supported; among several processes, only
+    the first writes.
     """
 
     def __init__(self, folder: str | Path, every: int = 10) -> None:
@@ -31,7 +31,7 @@ class TrajectoryRecorder:
         self._steps: list[int] = []
 
     def start(self, model: nn.Module, step: int = 0) -> None:
-        """Begin at step 0, forgetting an earlier trajectory in the folder, or continue it from a later step."""
+        """Start a new trajectory at step 0, or continue the one in the folder from a later step."""
         if not _is_main_process():
             return
         earlier = _read_index(self.folder) if step and (self.folder / INDEX).exists() else []
@@ -40,12 +40,12 @@ class TrajectoryRecorder:
             self._write(model, step)
 
     def record(self, model: nn.Module, step: int) -> None:
-        """Write the weights after this step if it is one of every few."""
+        """Write the weights after this step if it is a multiple of `every`."""
         if step % self.every == 0:
             self.finish(model, step)
 
     def finish(self, model: nn.Module, step: int) -> None:
-        """Write the weights after this step, the last one, whichever it is."""
+        """Write the weights after the last step."""
         if _is_main_process() and step not in self._steps:
             self._write(model, step)
 
@@ -73,7 +73,7 @@ class TrajectoryRecorder:
 
     @staticmethod
     def load(folder: str | Path) -> list[Path]:
-        """The files of a trajectory in order, without the start: the checkpoints of a `CheckpointTrajectory`."""
+        """The files of a trajectory in order, without the start, for a `CheckpointTrajectory`."""
         paths = [_path(Path(folder), step) for step in _read_index(Path(folder))[1:]]
         if not paths:
             raise PortError(f"the trajectory in '{folder}' ends where it starts; train for at least one step")
@@ -87,9 +87,9 @@ class TrajectoryRecorder:
         path = _path(self.folder, step)
         steps = sorted([*self._steps, step])
         try:
-            # Copies, because tied weights share memory, which safetensors refuses.
+            # Copied because tied weights share memory, which safetensors refuses.
             save_tensors(path, {name: value.detach().cpu().clone() for name, value in weights.items()}, {"step": step})
-            # After the weights: what it lists is there.
+            # After the weights, so that all listed files exist.
             write_json(self.folder / INDEX, {"every": self.every, "steps": steps})
         except OSError as error:
             raise PortError(f"cannot record step {step} in '{path}': {error}") from error

@@ -294,7 +294,7 @@ REFUSED = {
     "no energy": ({"port.energy": 0.0}, RecipeError, "port.energy is 0.0, but must be a number, at most 1, above 0"),
     "too much": ({"port.energy": 1.5}, RecipeError, "port.energy is 1.5"),
     "both": ({"port.energy": 0.5, "port.rank": 3}, RecipeError, "not both"),
-    "of a model": ({"port.save_as": "model", "port.rank": 3}, RecipeError, "say --save-as lora"),
+    "of a model": ({"port.save_as": "model", "port.rank": 3}, RecipeError, "add --save-as lora"),
     "another kind": ({"port.save_as": "loha"}, RecipeError, "one of model, lora"),
 }
 

@@ -38,7 +38,7 @@ def test_a_dataset_of_the_hub(hub: Hub, table) -> None:
     assert same
     absent, revision, config, forbidden = missing
     for message in (absent, forbidden):
-        assert "doesn't exist on the Hub or cannot be accessed; nor is it a file or folder here" in message
+        assert "doesn't exist on the Hub or cannot be accessed; nor is it a local file or folder" in message
     assert revision == (
         "DataError: dataset 'ada/insects' cannot be loaded from the Hub: "
         "Revision 'nowhere' doesn't exist for dataset 'ada/insects' on the Hub"

@@ -95,5 +95,5 @@ def test_the_data_has_the_classes_of_the_model(count, labels, fine):
     if fine:
         check_classes("pets", count, labels, "org/model", 3)
     else:
-        with pytest.raises(DataError, match=rf"'pets' has {count} classes, but 'org/model' tells 3 apart; choose it"):
+        with pytest.raises(DataError, match=rf"'pets' has {count} classes, but 'org/model' has 3; choose it"):
             check_classes("pets", count, labels, "org/model", 3, "choose it")

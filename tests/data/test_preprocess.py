@@ -159,10 +159,10 @@ def test_what_a_user_asks_for_comes_first(how, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("nosuch.json", "say none, or name a JSON file"),
+        ("nosuch.json", "pass none, or a JSON file"),
         ({"colour": 1}, "none of timm's"),
         ({"mean": ["a"]}, "a list of numbers"),
-        (lambda image: "text", "must make a tensor"),
+        (lambda image: "text", "must return a tensor"),
     ],
 )
 def test_preprocessing_that_makes_no_sense(asked, words):
@@ -172,7 +172,7 @@ def test_preprocessing_that_makes_no_sense(asked, words):
 
 def test_images_of_different_sizes_cannot_be_used_as_they_are():
     items = [*pairs((1, 16, 16)), *pairs((1, 12, 16))]
-    with pytest.raises(DataError, match=r"of 1×12×16 and of 1×16×16.*--preprocess"):
+    with pytest.raises(DataError, match=r"sizes, 1×12×16 and 1×16×16.*--preprocess"):
         rt.evaluate(Small(), items, split="train")
 
 

@@ -697,7 +697,7 @@ def test_pointwise_rows_need_no_rule():
 
 
 def test_an_operator_has_one_rule():
-    with pytest.raises(RuleError, match=r"'aten.linear' has a rule already"):
+    with pytest.raises(RuleError, match=r"'aten.linear' already has a rule"):
         rule(aten.linear, "... i, o i, o -> ... o")
 
 

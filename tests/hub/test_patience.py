@@ -133,4 +133,4 @@ def test_a_mistyped_folder_without_a_connection_is_an_error_at_once(what: str, t
     assert done.stderr.count("trying again") <= 1
     message = done.stderr.splitlines()[-1]
     assert "'nosuch/dir'" in message
-    assert ("There is no folder" if what == "model" else "nor is it a file or folder here") in message
+    assert ("There is no folder" if what == "model" else "nor is it a local file or folder") in message

@@ -157,7 +157,7 @@ def test_what_is_missing_is_named(network, noise):
     bare = Problem(problem.graph, problem.source, problem.target, problem.trajectory)
     with pytest.raises(MatchError, match="needs gradients"):
         next(run("fgmt", bare))
-    with pytest.raises(MatchError, match="'oracle' needs the real fine-tuning"):
+    with pytest.raises(MatchError, match="'oracle' needs the actual fine-tuning"):
         next(run("oracle", bare))
     with pytest.raises(MatchError, match="unknown method 'fgm'; choose one of fgmt, fgmt-sign, gmt"):
         next(run("fgm", bare))

@@ -47,7 +47,7 @@ def test_a_tuned_model_whose_classifier_cannot_be_found():
             self.table = nn.Embedding(2, 3)
 
     checkpoint = load_checkpoint(Headless())
-    with pytest.raises(ModelError, match="no head that could be found"):
+    with pytest.raises(ModelError, match="no head was found"):
         compare(checkpoint, checkpoint, checkpoint)
 
 

@@ -119,7 +119,7 @@ def test_refusals(tmp_path, save, connected, files):
         load_checkpoint("org/nett")
     with pytest.raises(ModelError, match="no revision 'v9'"):
         load_checkpoint("org/net@v9")
-    with pytest.raises(ModelError, match="nor a name the Hub could have"):
+    with pytest.raises(ModelError, match="nor a valid Hub id"):
         load_checkpoint("org/-net-")
     with pytest.raises(ModelError, match="does not accept the token"):
         load_checkpoint("org/net", token="hf_wrong")
@@ -162,7 +162,7 @@ FOR_GOOD = {
     "limited": (Fault("*", status=429, headers={"Retry-After": "3600"}, times=None), "asks to wait 3600 s; try again"),
     "reset": (Fault("download", cut_answer=100_000, reset=True, times=None), "no connection .*; try again later"),
     "cut": (Fault("download", cut_answer=100_000, times=None), "no connection .*; try again later"),
-    "forbidden": (Fault("resolve", "GET", status=403, times=None), "the Hub forbids it for 'org/net'"),
+    "forbidden": (Fault("resolve", "GET", status=403, times=None), "the Hub denies access to 'org/net'"),
 }
 
 

@@ -109,7 +109,7 @@ def test_shards(tmp_path, save):
         load_checkpoint(tmp_path)
     index["weight_map"][names[0]] = "../outside.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match="no safetensors file beside it"):
+    with pytest.raises(ModelError, match="not a safetensors file beside it"):
         load_checkpoint(tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_bad_folders(tmp_path, save):
     with pytest.raises(ModelError, match="did you mean 'test_resnet'"):
         load_checkpoint(tmp_path)
     rewrite(tmp_path, architecture="os:system", model_args={"command": "false"})
-    with pytest.raises(ModelError, match="if you trust it, say --arch os:system"):
+    with pytest.raises(ModelError, match="if you trust it, pass --arch os:system"):
         load_checkpoint(tmp_path)
     rewrite(tmp_path, architecture=None, model_type="vit", model_args=None)
     with pytest.raises(ModelError, match=r"missing \(first: vit\."):
@@ -227,7 +227,7 @@ def test_bad_folders(tmp_path, save):
     with pytest.raises(ModelError, match="cannot be read as JSON"):
         load_checkpoint(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"no config\.json; say which architecture"):
+    with pytest.raises(ModelError, match=r"no config\.json; give its architecture"):
         load_checkpoint(tmp_path)
     assert load_checkpoint(tmp_path, arch="test_resnet").num_classes == 3
     (tmp_path / "model.safetensors").rename(tmp_path / "model.txt")
@@ -245,7 +245,7 @@ def test_bad_files_and_names(tmp_path, save):
         load_checkpoint(path, arch="test_resnet1")
     with pytest.raises(ModelError, match=r"did you mean '.*/model\.safetensors'"):
         load_checkpoint(tmp_path / "modell.safetensors")
-    with pytest.raises(ModelError, match="no timm model; did you mean 'resnet18'"):
+    with pytest.raises(ModelError, match="or timm model; did you mean 'resnet18'"):
         load_checkpoint("resnet188")
     with pytest.raises(ModelError, match="its tags are a1_in1k"):
         load_checkpoint("resnet18.a1_in1kk")

@@ -82,7 +82,7 @@ def test_dtypes(tmp_path, save):
     wide = load_file(save_model(tmp_path / "wide", weights, like, dtype=torch.float32) / "model.safetensors")
     assert {tensor.dtype for tensor in wide.values()} == {torch.float32, torch.int64}
     weights["fc.weight"][0, 0] = 1e6
-    with pytest.raises(ModelError, match=r"'fc\.weight' has numbers up to 1e\+06, too large for torch\.float16"):
+    with pytest.raises(ModelError, match=r"'fc\.weight' has values up to 1e\+06, too large for torch\.float16"):
         save_model(tmp_path / "overflow", weights, like)
     assert not (tmp_path / "overflow").exists()
 

@@ -93,14 +93,14 @@ def test_which_weights_were_taken_is_said_to_the_user(tmp_path, save):
     path, _ = train(tmp_path / "run", averaged=True)
     other = save(tmp_path / "old", num_classes=5)
     result = run("check", "--src-base", other, "--src-ft", path, "--new-base", other, "--allow-pickle")
-    assert "tuned model: 'model_best.pth.tar' holds averaged weights" in result.stdout, result.output
+    assert "tuned model: 'model_best.pth.tar' also holds averaged weights" in result.stdout, result.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"model": "resnet81"}, r"it says 'resnet81', which is no timm model; name it with --arch"),
-        ({"model": "os:system"}, "which is no timm model"),
+        ({"model": "resnet81"}, r"it names 'resnet81', which is not a timm model; name it with --arch"),
+        ({"model": "os:system"}, "which is not a timm model"),
         ({"model": 3}, "is unknown; name it with --arch"),
         ({"model_kwargs": {"checkpoint_path": "/x"}}, "the training arguments in .* 'checkpoint_path'"),
         ({"model_kwargs": {3: 4}}, "model_kwargs must be a dictionary"),
@@ -231,7 +231,7 @@ def test_a_configuration_alone_may_not_ask_for_a_giant(pickled):
     (pickled / "config.json").write_text(
         json.dumps({"architecture": "test_resnet", "model_args": {"channels": [2**19, 2**19, 2**19, 2**19]}})
     )
-    assert "more than 2,000,000,000 numbers" in one_line(run("inspect", pickled))
+    assert "more than 2,000,000,000 parameters" in one_line(run("inspect", pickled))
 
 
 def test_inspect_of_a_file_says_what_to_give_instead(tmp_path):

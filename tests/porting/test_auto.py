@@ -293,8 +293,8 @@ def test_a_model_without_one_linear_classifier_is_ported_without_new_heads(colou
     document = rt.port(old, shake(old, 0.2), shake(old, 0.1, seed=6), colours, recipe=make_recipe()).document
     assert document.find("naive-line") is not None
     assert document.find("naive-head") is document.find("head") is None
-    assert any("does not make the outputs" in note for note in document.notes)
-    with pytest.raises(rt.PortError, match=r"no contender could be made.*does not make the outputs"):
+    assert any("does not determine the model's outputs" in note for note in document.notes)
+    with pytest.raises(rt.PortError, match=r"no contender could be made.*does not determine the model's outputs"):
         rt.port(old, shake(old, 0.2), shake(old, 0.1, seed=6), colours, recipe=make_recipe(method="head", head="zero"))
 
 
@@ -418,7 +418,7 @@ def test_a_split_to_choose_on_can_be_named(tuned, related, colours, tmp_path):
     recipe = make_recipe(data__validation_split="valid")
     document = rt.port(*tuned, related, tmp_path / "images", recipe=recipe).document
     assert document.data.images["validation"] == document.data.images["test"]
-    with pytest.raises(rt.DataError, match="trained or tested on"):
+    with pytest.raises(rt.DataError, match="used to train or test"):
         rt.port(*tuned, related, colours, recipe=make_recipe(data__validation_split="train"))
 
 

@@ -332,7 +332,7 @@ def test_images_of_a_size_the_model_cannot_take(vit, colours, short, tmp_path):
     linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 3))
     with pytest.raises(ModelError, match=r"cannot take images of 3×224×224: .*--data-image-size"):
         rt.finetune(linear, colours, recipe=short(data__image_size=224), out=tmp_path / "tuned")
-    with pytest.raises(ModelError, match=r"answers one image with \[1, 3, 8, 8\]"):
+    with pytest.raises(ModelError, match=r"output for one image is \[1, 3, 8, 8\]"):
         rt.finetune(
             nn.Sequential(nn.Conv2d(3, 3, 1)), colours, recipe=short(data__image_size=8), out=tmp_path / "tuned"
         )
@@ -356,7 +356,7 @@ def test_a_loss_that_explodes_leaves_no_folder(pico, colours, short, tmp_path):
 
 
 def test_scoring_on_the_wrong_data_is_an_error(gray_resnet, vit, colours, short):
-    with pytest.raises(DataError, match=r"has 10 classes, but .* tells 7"):
+    with pytest.raises(DataError, match=r"has 10 classes, but .* has 7"):
         rt.evaluate(gray_resnet, recipe=short(**GRAY))
     with pytest.raises(DataError, match="there is no split 'tset'"):
         rt.evaluate(vit, colours, recipe=short(), split="tset")

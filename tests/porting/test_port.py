@@ -581,7 +581,7 @@ def test_a_control_that_diverges_is_a_note_and_no_end(nets, colours, tmp_path):
             rt.ModelError,
             "the new base .* differ: .* 5 tensors are unexpected",
         ),
-        ({"src_ft": make_net(0, classes=4)}, {}, rt.DataError, "3 classes, but .* tells 4 apart"),
+        ({"src_ft": make_net(0, classes=4)}, {}, rt.DataError, "3 classes, but .* has 4"),
         ({}, {"data__validation": 0.0}, rt.DataError, "data.validation"),
         ({}, {"method": "oracle"}, rt.PortError, "--tuned-target"),
         ({"tuned_target": make_net(0, classes=4)}, {}, rt.ModelError, "4 classes, but"),

@@ -80,7 +80,7 @@ def test_somebody_else_commits_at_the_same_time(hub: Hub, push, folder: Path) ->
 def test_uploads_go_on_where_they_were(hub: Hub, push, refused, folder: Path) -> None:
     hub.fail("commit", 503, times=None)
     line = refused(folder, "birds")
-    assert "the Hub could not be asked for 'ada/birds': it is busy or has a fault (503); try again later" in line
+    assert "the Hub could not be reached for 'ada/birds': it is busy or has a fault (503); try again later" in line
     assert not whole(hub, folder)
     uploads = len(hub.log.of("upload"))
     hub.faults.clear()
@@ -112,7 +112,7 @@ def test_a_hub_that_asks_for_too_much_patience(hub: Hub, refused, folder: Path) 
 def test_nobody_is_there(hub: Hub, refused, folder: Path) -> None:
     with hub.down():
         line = refused(folder, "birds")
-    assert line.startswith("the Hub could not be asked for 'birds': no connection")
+    assert line.startswith("the Hub could not be reached for 'birds': no connection")
     assert line.endswith("try again later")
 
 
@@ -130,7 +130,7 @@ def test_tokens_and_rights(hub: Hub, refused, folder: Path, monkeypatch) -> None
     assert "is there already, and public" in refused(folder, "open", "--private")
     hub.fail("commit", 403, times=None)
     forbidden = refused(folder, "birds")
-    assert forbidden.startswith("the Hub forbids it for 'ada/birds'")
+    assert forbidden.startswith("the Hub denies access to 'ada/birds'")
     assert "hf_" not in forbidden
     assert not whole(hub, folder)
 

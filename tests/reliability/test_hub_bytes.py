@@ -71,7 +71,7 @@ def test_a_byte_that_changed_in_the_cache(net: Hub, name, monkeypatch):
     assert all(torch.equal(again.weights[key], tensor) for key, tensor in whole.items())
     damage(cached(name))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(rt.ModelError, match=f"the cached copy of '{name}' of 'org/net' was damaged and is removed"):
+    with pytest.raises(rt.ModelError, match=f"copy of '{name}' of 'org/net' was damaged and has been removed"):
         load_checkpoint("org/net")
 
 
@@ -114,7 +114,7 @@ def test_a_dataset_with_a_changed_byte(hub: Hub, tmp_path):
     hub.inject(Fault("download", "GET", flip=place, times=None))
     refused = hub.client(home=tmp_path / "always").ask(code)
     assert refused.startswith("DataError: ")
-    assert "do not have the hashes that the Hub names" in refused
+    assert "do not have the hashes given by the Hub" in refused
 
 
 def test_pictures_of_a_python_dataset_may_lie_anywhere(tmp_path):

@@ -98,7 +98,7 @@ SAYINGS: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "hf-hub:evil/model"}, "another model, 'hf-hub:evil/model'"),
     ({"architecture": "hf_hub:evil/model"}, "another model, 'hf_hub:evil/model'"),
     ({"architecture": "os:system", "model_args": {"command": "touch x"}}, "the code 'os:system'"),
-    ({"architecture": "../../x"}, "'../../x', which is no timm model"),
+    ({"architecture": "../../x"}, "'../../x', which is not a timm model"),
     ({"pretrained_cfg": {"file": "/etc/hostname"}}, "'file'"),
     ({"pretrained_cfg": {"state_dict": {"a": 1}}}, "'state_dict'"),
     ({"pretrained_cfg": {"input_size": [3, 224]}}, "input_size (3, 224)"),

@@ -102,7 +102,7 @@ def test_permutations_graphs_and_trajectories(machine: Machine, model, tmp_path)
         (*port, "--checkpoints", outside),
         (*port, "--checkpoints", huge),
     )
-    expected = ("permutation", "no whole numbers", "graph", "trajectory.json", "trajectory.json")
+    expected = ("permutation", "not integers", "graph", "trajectory.json", "trajectory.json")
     for each, words in zip(done, expected, strict=True):
         each.assert_refused(words)
 

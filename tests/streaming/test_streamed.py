@@ -484,7 +484,7 @@ def test_bad_input_is_one_line(trio, tmp_path, what, words):
         ("missing", "lacks 'model-00002-of-"),
         ("unnamed", "disagree: 'extra' is only in the shard"),
         ("unkept", "disagree: 'extra' is only in the index"),
-        ("outside", r"names '\.\./a\.safetensors', which is no safetensors file beside it"),
+        ("outside", r"names '\.\./a\.safetensors', which is not a safetensors file beside it"),
     ],
 )
 def test_an_index_must_agree_with_its_shards_for_every_command(tmp_path, capsys, what, words):

@@ -157,7 +157,7 @@ def test_models_that_cannot_read_texts(tmp_path, texts):
         port(trio, tmp_path / "out", text=texts)
     config = json.loads((trio["new_base"] / "config.json").read_text())
     (trio["new_base"] / "config.json").write_text(json.dumps(config | {"model_type": "vit"}))
-    with pytest.raises(rt.ModelError, match="none of transformers' language models"):
+    with pytest.raises(rt.ModelError, match="not one of transformers' language models"):
         port(trio, tmp_path / "out", text=texts)
     with pytest.raises(rt.PortError, match="say --data none"):
         rt.port(*trio.values(), "cub", text=texts)

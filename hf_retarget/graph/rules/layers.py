@@ -23,7 +23,7 @@ rule(aten.embedding, "V c, ... -> ... c")
 
 @rule(aten.batch_norm, aten.instance_norm)
 def batch_norm(call: Call) -> Result:
-    """One mean and variance for each index of the second axis, and of the first too for instances."""
+    """One mean and variance for each index of the second axis and, for instance norm, of the first."""
     shape = call.shape("input")
     call.hold(shape[1:2] if call.node.target is aten.batch_norm.default else shape[:2])
     return call.relate("n c ..., c, c, c, c -> n c ...")
@@ -31,7 +31,7 @@ def batch_norm(call: Call) -> Result:
 
 @rule(aten.addmm, aten.baddbmm)
 def add_product(call: Call) -> Result:
-    """A matrix product, added to something that broadcasts."""
+    """A matrix product plus a tensor that broadcasts."""
     first, left, right = call.tensors
     product = call.relate("... n k, ... k m -> ... n m", [left, right])
     return call.broadcast([product, call.shape(first)])  # type: ignore[list-item]
@@ -50,9 +50,9 @@ def matmul(call: Call) -> Result:
 
 @rule(aten.einsum)
 def einsum(call: Call) -> Result:
-    """The equation is a signature already, but for the blanks."""
+    """The equation is already a signature, apart from spaces."""
     left, arrow, right = call["equation"].replace(" ", "").partition("->")
-    if not arrow:  # the implicit output: every letter that occurs once, in alphabetical order
+    if not arrow:  # implicit output: all letters that occur once, in alphabetical order
         right = ("..." if "..." in left else "") + "".join(
             sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
         )
@@ -61,7 +61,7 @@ def einsum(call: Call) -> Result:
 
 
 def _spelled(term: str) -> str:
-    # Letters of either case are free here, but signatures give upper case a meaning: every letter gets a new name.
+    # Letters of either case are free here, unlike in signatures, so every letter gets a new name.
     return " ".join("..." if letter == "." else f"x{ord(letter)}" for letter in term.replace("...", "."))
 
 
@@ -77,7 +77,7 @@ _CONVOLUTIONS = {
 
 @rule(*_CONVOLUTIONS)
 def convolution(call: Call) -> Result:
-    """Convolutions of all kinds; a kernel of one element and no stride passes the space through."""
+    """All convolutions; those with a kernel of size one and no stride keep the spatial axes."""
     rank = _CONVOLUTIONS[call.node.target.overloadpacket]  # type: ignore[union-attr]
     transposed = "transpose" in str(call.node.target)
     weight = call.shape("weight")
@@ -105,7 +105,7 @@ def _passes_space_through(call: Call, weight: Shape, rank: int) -> bool:
 
 @rule(aten.layer_norm, aten.rms_norm)
 def layer_norm(call: Call) -> Result:
-    """Normalises the last axes together; they stay free, the statistics hold the others."""
+    """Normalises the last axes jointly; they stay free, and the statistics hold the others."""
     shape = call.shape("input")
     lead = len(shape) - len(call["normalized_shape"])
     call.hold(shape[:lead])
@@ -115,7 +115,7 @@ def layer_norm(call: Call) -> Result:
 
 @rule(aten.group_norm)
 def group_norm(call: Call) -> Result:
-    """Normalises each group of the second axis; groups may be permuted, and the members of each."""
+    """Normalises each group of the second axis; both groups and the members of each may be permuted."""
     shape = call.shape("input")
     groups, _ = call.regroup([shape[1]], [call["num_groups"], size_of(shape[1]) // call["num_groups"]])
     call.hold((shape[0], groups))
@@ -137,7 +137,7 @@ def weight_norm(call: Call) -> Result:
 
 @rule(aten.scaled_dot_product_attention)
 def attention(call: Call) -> Result:
-    """Queries and keys share their inner axis, values bring their own; the scores hold queries × keys."""
+    """Queries and keys share their inner axis, values have their own; the scores hold queries × keys."""
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
     if call["is_causal"]:
         call.pin((*query[-2], *key[-2]), "order")
@@ -183,12 +183,13 @@ _GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rn
 
 @rule(*_GATES)
 def recurrent(call: Call) -> Result:
-    """Layer by layer, direction by direction: hidden units are shared by both weight matrices and the state."""
+    """For each layer and direction, hidden units are shared by both weight matrices and the state."""
     gates = _GATES[call.node.target]  # type: ignore[index]
     states = call["hx"] if isinstance(call["hx"], (list, tuple)) else [call["hx"]]
     directions = 2 if call["bidirectional"] else 1
     weights = list(call["params"])
     each = len(weights) // (call["num_layers"] * directions)
+    projected = each == (5 if call["has_biases"] else 3)
     data = call.shape("input")
     moment = 1 if call["batch_first"] and len(data) == 3 else 0
     call.mix(data, [moment], "order")
@@ -200,7 +201,7 @@ def recurrent(call: Call) -> Result:
             row = layer * directions + direction
             own = weights[row * each : (row + 1) * each]
             start = [call.narrow(call.shape(state), 0, row, 1)[1:] for state in states]
-            units, cells = _cell(call, own, features, gates, projected=_projected(call, each))
+            units, cells = _cell(call, own, features, gates, projected)
             hidden.append(units)
             for kind, state in enumerate(start):
                 axis = call.unify(cells if kind else units, state[-1])
@@ -209,10 +210,6 @@ def recurrent(call: Call) -> Result:
                 finals[kind].append(((), *batch, axis))
         features = hidden[0] if directions == 1 else (sum_of(hidden),)
     return [(*data[:-1], features), *(call.concatenate(rows, 0) for rows in finals)]
-
-
-def _projected(call: Call, each: int) -> bool:
-    return each == (5 if call["has_biases"] else 3)
 
 
 def _cell(call: Call, weights: list[Value], features: Product, gates: int, projected: bool) -> tuple[Product, Product]:

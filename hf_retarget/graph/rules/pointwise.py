@@ -1,4 +1,4 @@
-"""Rules of operators that act element by element, beyond those that torch tags as pointwise."""
+"""Rules of elementwise operators, apart from those that torch tags as pointwise."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ aten = torch.ops.aten
     aten._to_copy,
 )
 def keep(call: Call) -> Result:
-    """The axes of the first tensor; others give only a type, a device or a size.
+    """The axes of the first tensor; others only provide a type, a device or a size.
 
-    Where an axis of one element is repeated, all copies are alike, so the new axis is free.
+    If an axis of one element is expanded, all copies are equal, so the new axis is free.
     """
     shape = call.shapes[0]
     sizes = call.sizes
@@ -42,7 +42,7 @@ def keep(call: Call) -> Result:
     return tuple(axis if flat(axis) else call.fresh(size) for axis, size in zip(shape, sizes, strict=True))
 
 
-rule(aten.copy_, aten.masked_fill_, aten.where)(pointwise)  # torch does not tag all of their overloads
+rule(aten.copy_, aten.masked_fill_, aten.where)(pointwise)  # torch does not tag all of these overloads
 
 
 @rule(
@@ -62,7 +62,7 @@ rule(aten.copy_, aten.masked_fill_, aten.where)(pointwise)  # torch does not tag
     aten.zeros_like,
 )
 def uniform(call: Call) -> Result:
-    """A tensor that is the same everywhere says nothing of its axes; written in place, the axes stay what they are."""
+    """A uniform tensor has free axes; an in-place fill keeps the axes."""
     if str(call.node.target.overloadpacket).endswith("_"):  # type: ignore[union-attr]
         return call.shapes[0]
     return tuple(call.fresh(size) for size in call.sizes)
@@ -77,7 +77,7 @@ def prelu(call: Call) -> Result:
 
 @rule(aten.glu)
 def glu(call: Call) -> Result:
-    """The first half gates the second: both halves share their axis."""
+    """One half gates the other, so both halves share their axis."""
     shape = call.shape("self")
     dim = call["dim"] % len(shape)
     half = call.sizes[dim]

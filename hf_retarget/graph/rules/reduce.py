@@ -42,7 +42,7 @@ def _reduced(call: Call, shape: Shape) -> Shape:
     aten.var,
 )
 def reduce(call: Call) -> Result:
-    """Reductions do not mind the order of what they reduce."""
+    """Reductions do not depend on the order of the reduced axes."""
     return _reduced(call, call.shapes[0])
 
 
@@ -54,7 +54,7 @@ def reduce_twice(call: Call) -> Result:
 
 @rule(aten.max, aten.min, aten.median, aten.mode)
 def extremum(call: Call) -> Result:
-    """A reduction; but *where* the extremum was depends on the order."""
+    """A reduction, but the *position* of the extremum depends on the order."""
     if len(call.tensors) == 2:
         return call.broadcast(call.shapes)
     shape = call.shapes[0]
@@ -71,7 +71,7 @@ def _positions_used(call: Call) -> bool:
 
 @rule(aten.argmax, aten.argmin)
 def position(call: Call) -> Result:
-    """A position along an axis is a fact about its order."""
+    """A position along an axis depends on its order."""
     shape = call.shapes[0]
     if shape:
         call.mix(shape, _dims(call, len(shape)), "order")
@@ -88,7 +88,7 @@ def running(call: Call) -> Result:
 
 @rule(aten.sort, aten.topk)
 def ranked(call: Call) -> Result:
-    """Puts one axis into an order of its own; the positions it also returns refer to the old one."""
+    """Sorts one axis; the positions that are also returned refer to its old order."""
     shape = call.shapes[0]
     dim = call["dim"] % len(shape)
     call.hold((*shape[:dim], *shape[dim + 1 :]))

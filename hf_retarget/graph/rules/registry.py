@@ -1,4 +1,4 @@
-"""The registry of operator rules: one way in, duplicates refused, unknown operators never guessed."""
+"""The registry of operator rules. Duplicates are refused; nothing is guessed for unknown operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rule(*operators: Operator) -> Callable[[Rule], Rule]: ...
 def rule(*arguments: Operator | str, **sizes: Callable[[Call], int]) -> Callable[[Rule], Rule] | None:
     """Register how an operator relates axes: a row with a signature, or a decorated function.
 
-    In a row, `sizes` are those of the names that no operand tells.
+    In a row, `sizes` give the sizes of names that cannot be inferred from the operands.
     """
     *operators, last = arguments
     if isinstance(last, str):
@@ -40,7 +40,7 @@ def _register(operators: list[Operator | str], function: Rule) -> Rule:
     for operator in operators:
         name = str(operator)
         if name in _rules:
-            raise RuleError(f"'{name}' has a rule already")
+            raise RuleError(f"'{name}' already has a rule")
         _rules[name] = function
     return function
 
@@ -60,5 +60,5 @@ def lookup(operator: object) -> Rule | None:
 
 
 def pointwise(call: Call) -> Result:
-    """All tensor arguments share their axes, aligned at the right."""
+    """All tensor arguments share their axes, aligned on the right."""
     return call.broadcast(call.shapes)

@@ -1,4 +1,4 @@
-"""Rules of operators that only rearrange or look up: views, permutations, cuts, concatenations, indices."""
+"""Rules of operators that only rearrange or index: views, permutations, splits, concatenations, lookups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ aten = torch.ops.aten
     aten.view_as,
 )
 def reshape(call: Call) -> Result:
-    """Distributes the factors over the new axes, run by run: only what cannot be aligned is pinned."""
+    """Distributes the factors over the new axes, run by run, and pins only those that cannot be aligned."""
     old, sizes = list(call.shapes[0]), list(call.sizes)
     new: list[Product] = []
     while old or sizes:
@@ -66,7 +66,7 @@ def reverse(call: Call) -> Result:
 
 @rule(aten.movedim)
 def movedim(call: Call) -> Result:
-    """Moves some axes to new places."""
+    """Moves axes to new positions."""
     shape = call.shape("self")
     ints = [[value] if isinstance(value, int) else list(value) for value in (call["source"], call["destination"])]
     source, target = ([dim % len(shape) for dim in dims] for dims in ints)
@@ -77,14 +77,14 @@ def movedim(call: Call) -> Result:
 
 @rule(aten.unsqueeze, aten.squeeze)
 def squeeze(call: Call) -> Result:
-    """Adds or drops axes of one element: those that remain keep their order."""
+    """Adds or drops axes of one element; the others keep their order."""
     kept = iter(axis for axis in call.shape("self") if flat(axis))
     return tuple(() if size == 1 else next(kept) for size in call.sizes)
 
 
 @rule(aten.repeat, aten.tile)
 def repeat(call: Call) -> Result:
-    """Copies × what is copied."""
+    """The new axis is copies × original."""
     sizes = call.sizes
     shape = call.shape("self")
     shape = ((),) * (len(sizes) - len(shape)) + shape
@@ -93,7 +93,7 @@ def repeat(call: Call) -> Result:
 
 @rule(aten.repeat_interleave.self_int)
 def repeat_interleave(call: Call) -> Result:
-    """What is copied × copies."""
+    """The new axis is original × copies."""
     shape = list(call.shape("self"))
     dim = call["dim"]
     if dim is None:
@@ -111,7 +111,7 @@ def cat(call: Call) -> Result:
 
 @rule(aten.stack)
 def stack(call: Call) -> Result:
-    """A new axis whose every index is one tensor."""
+    """A new axis with one index per tensor."""
     dim = call["dim"] % len(call.sizes)
     shapes = [call.shape(value) for value in call["tensors"]]
     return call.concatenate([(*shape[:dim], (), *shape[dim:]) for shape in shapes], dim)
@@ -124,7 +124,7 @@ def _pieces(call: Call, shape: Shape, dim: int, lengths: list[int]) -> list[Shap
 
 @rule(aten.chunk, aten.split, aten.split_with_sizes, aten.tensor_split)
 def split(call: Call) -> Result:
-    """Cuts one axis into consecutive pieces, as long as the outputs say."""
+    """Cuts one axis into consecutive pieces of the outputs' lengths."""
     shape = call.shapes[0]
     dim = call["dim"] % len(shape)
     return _pieces(call, shape, dim, [sizes[dim] for sizes in call.all_sizes])
@@ -158,7 +158,7 @@ def narrow(call: Call) -> Result:
 
 @rule(aten.slice)
 def slice_(call: Call) -> Result:
-    """A run of indices, possibly with a step: every k-th index is one column of a product `… × k`."""
+    """A run of indices, possibly with a step: every k-th index is a column of a product `… × k`."""
     shape = call.shape("self")
     dim = (call["dim"] or 0) % len(shape)
     size, length, step = size_of(shape[dim]), call.sizes[dim], call["step"]
@@ -174,7 +174,7 @@ def slice_(call: Call) -> Result:
     return (*piece[: dim + 1], *piece[dim + 2 :])
 
 
-# ---- looking elements up by their position: the indexed axis is pinned, the others are kept
+# ---- indexing: the indexed axis is pinned, the others are kept
 
 
 @rule(aten.index)
@@ -197,7 +197,7 @@ def index(call: Call) -> Result:
 
 
 def _masked(call: Call) -> Result:
-    # A mask may stand for several axes, and how many elements remain depends on its values: keep nothing.
+    # A mask may index several axes, and the number of remaining elements depends on its values: keep nothing.
     for shape in call.shapes:
         for axis in shape:
             call.pin(axis, "order")
@@ -206,7 +206,7 @@ def _masked(call: Call) -> Result:
 
 @rule(aten.index_select)
 def index_select(call: Call) -> Result:
-    """One axis is looked up, the others stay."""
+    """One axis is indexed, the others are kept."""
     shape = list(call.shape("self"))
     dim = call["dim"] % len(shape)
     call.mix(tuple(shape), [dim], "order")
@@ -216,7 +216,7 @@ def index_select(call: Call) -> Result:
 
 @rule(aten.gather, aten.take_along_dim)
 def gather(call: Call) -> Result:
-    """The index has its own order along the looked-up axis and shares all the others."""
+    """The index has its own order along the indexed axis, and shares all others."""
     shape = call.shape("self")
     where = call.shape("index" if "index" in call.arguments else "indices")
     if call["dim"] is None:
@@ -230,7 +230,7 @@ def gather(call: Call) -> Result:
         if i == dim:
             result.append(position)
         elif size != size_of(axis):
-            call.pin(axis, "order")  # gather may look at fewer rows than there are
+            call.pin(axis, "order")  # gather may use fewer rows than there are
             call.pin(position, "order")
             result.append(position)
         else:

@@ -42,7 +42,7 @@ rule(aten.channel_shuffle, "n (g c) ... -> n (c g) ...", g=lambda call: call["gr
 
 @rule(aten.pad, aten.constant_pad_nd)
 def pad(call: Call) -> Result:
-    """Padding with a constant makes a sum of old and new; any other padding looks at the neighbours' order."""
+    """Padding with a constant makes a sum of old and new; any other padding depends on the order of neighbours."""
     shape = list(call.shape("self"))
     constant = call.get("mode", "constant") == "constant"
     for back in range(len(call["pad"]) // 2):
@@ -67,7 +67,7 @@ def _padded(call: Call, shape: Shape, dim: int, before: int, after: int, constan
 
 @rule(aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d, aten.replication_pad2d)
 def mirror(call: Call) -> Result:
-    """Padding that copies neighbours: whatever axis grows is pinned."""
+    """Padding that copies neighbours: every axis that grows is pinned."""
     shape = call.shape("self")
     call.mix(shape, range(len(shape) - len(call["padding"]) // 2, len(shape)))
     return tuple(
@@ -77,14 +77,14 @@ def mirror(call: Call) -> Result:
 
 @rule(aten.grid_sampler)
 def grid_sampler(call: Call) -> Result:
-    """Looks the input up at given places of an image or a volume."""
+    """Samples an image or a volume at given positions."""
     flat_image = len(call.shape("input")) == 4
     return call.relate("n c H W, n Y X P -> n c Y X" if flat_image else "n c D H W, n Z Y X P -> n c Z Y X")
 
 
 @rule(aten.unfold)
 def unfold(call: Call) -> Result:
-    """Windows along one axis, which come as a new last axis."""
+    """Windows along one axis, as a new last axis."""
     shape = list(call.shape("self"))
     dim = call["dimension"] % len(shape)
     call.mix(tuple(shape), [dim])
@@ -94,7 +94,7 @@ def unfold(call: Call) -> Result:
 
 @rule(aten.roll, aten.flip)
 def move(call: Call) -> Result:
-    """Shifts or reverses some axes; with no axes named, all of them."""
+    """Shifts or reverses some axes; by default, all of them."""
     shape = call.shape("self")
     if shape:
         call.mix(shape, call["dims"] or range(len(shape)))
