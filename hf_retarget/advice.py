@@ -1,4 +1,4 @@
-"""What to do after a port: the one command that follows its verdict, with the inputs as they were given."""
+"""What to do after a port: the command that follows from its verdict, with the inputs as they were given."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _GIVEN = ("initial_head", "checkpoints", "permutation", "tuned_target")
 PORTED, HEAD, RETRAIN, KEEP, UNSCORED = "port", "fit a head", "retrain", "keep", "port, not scored"
 
 _STEPS = 200
-"""Steps of a fine-tuning that is to go further."""
+"""Steps of a suggested further fine-tuning."""
 
 
 def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: str = "") -> str:
-    """The command that follows the verdict; empty for an adapter, or if a model or the data were not given as text.
+    """The command that follows from the verdict; empty for adapters, and if a model or the data were Python objects.
 
-    `options` are the arguments of the port, `data` is where its images are, if the recipe in its folder cannot tell.
+    `options` are the arguments of the port; `data` is the location of its images, if its saved recipe lacks it.
     """
     models = {name: str(options.get(name) or "") for name in _MODELS}
     texts = all(isinstance(options.get(name), (str, Path)) for name in _MODELS)
     if not texts or not document.contenders or not document.recipe.get("data", {}).get("reference"):
         return ""
-    if document.adapter:  # it is no model that a command could take
+    if document.adapter:  # no command takes an adapter as a model
         return ""
     images = ["--data", f"{out.rstrip('/')}/{RECIPE}", *(["--data-reference", data] if data else [])]
     teacher = [] if document.labelled else ["--teacher", models["src_ft"]]
@@ -48,16 +48,16 @@ def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: s
         return _join(["finetune", out, *images, *reading, *teacher], ["--steps", str(_STEPS)], out, "finetuned")
     if not better.row.is_alternative:
         return _join(again, ["--method", better.name], out, better.name)
-    rate = re.search(r"\blr ([0-9.e-]+)", better.detail)  # the one that was best of those tried
+    rate = re.search(r"\blr ([0-9.e-]+)", better.detail)  # the best of those tried
     ways = ["--steps", str(max(_STEPS, better.gradients)), "--batch-size", str(port["batch_size"])]
     ways += ["--lr", rate[1]] if rate else []
     return _join(["finetune", models["new_base"], *images, *reading, *teacher], ways, out, "plain")
 
 
 def choose_action(document: PortDocument) -> str:
-    """What to do with a fine-tuning, in a word: what the verdict says, or `keep` where that is behind the tuned model.
+    """The recommended action: what the verdict says, or `keep` if that is behind the tuned model.
 
-    A port that is not shown to be worse than its alternatives stays `port`.
+    A port that is not clearly worse than its alternatives stays `port`.
     """
     if not document.contenders:
         return UNSCORED
@@ -68,34 +68,34 @@ def choose_action(document: PortDocument) -> str:
 
 
 def find_better(document: PortDocument) -> ContenderFigures | None:
-    """What a user should rather do on the new base: the best of what is clearly ahead of the result."""
+    """The best alternative on the new base that is clearly ahead of the result, if any."""
     ahead = [
         each
         for each in document.contenders
-        if each.row.instead and each.row.may_replace and each.lead and each.lead.is_clear and each.lead.value < 0
+        if each.row.instead and each.row.may_replace and each.lead and each.lead.is_behind
     ]
     return max(ahead, key=lambda each: each.test.top1, default=None)
 
 
 def compare_times(document: PortDocument) -> str:
-    """How long the port took, with all that might have won, beside plain fine-tuning; empty if either is unknown."""
+    """The time of the port, including all contenders that could win, and of plain fine-tuning; empty if unknown."""
     plain = document.alternative
     spent = sum(each.seconds for each in document.contenders if each.role != "beside")
     if plain is None or not plain.seconds or not spent:
         return ""
-    return f"{duration(spent)} for the port, {duration(plain.seconds)} for plain fine-tuning, each with its choices"
+    return f"{duration(spent)} for the port, {duration(plain.seconds)} for plain fine-tuning, each including its search"
 
 
 def _is_clearly_better(one: ContenderFigures, other: ContenderFigures) -> bool:
-    """By what is known of how far each is behind the result; on the second set of images, if any, it must be, too."""
-    mine, theirs = (each.lead or Lead(0.0, 0.0) for each in (one, other))  # the result is not ahead of itself
+    """Compare two contenders by their leads; on a second set of images, if any, the first must be ahead as well."""
+    mine, theirs = (each.lead or Lead(0.0, 0.0) for each in (one, other))  # the result has no lead over itself
     ahead = Lead(theirs.value - mine.value, math.hypot(mine.error, theirs.error))
     also = one.also is None or other.also is None or one.also.top1 > other.also.top1
     return ahead.value > 0 and ahead.is_clear and also
 
 
 def _flags(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Those of the options that were given, as words of a command; what is no text is left out."""
+    """The given options as words of a command; Python objects are left out."""
     words: list[str] = []
     for name in names:
         flag, value = f"--{name.replace('_', '-')}", options.get(name)

@@ -1,4 +1,4 @@
-"""`rt.compare` and `hf-retarget compare`: finished ports in groups, with means and deviations over their seeds."""
+"""`rt.compare` and `hf-retarget compare`: group finished ports, with means and deviations over seeds."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from hf_retarget.words import shorten_names
 FORMAT = "hf-retarget/compare/2"
 
 SEEDS = ("port.seed", "finetune.seed")
-"""Fields that make a port a repetition of another."""
+"""Fields in which repetitions of a port differ."""
 BESIDES = ("port.check", "port.control", "port.eval_batch", "port.samples", "port.save_as", "port.rank", "port.energy")
-"""Fields that decide how a port is checked, compared, shown and saved, not what it is."""
+"""Fields about checking, comparing, displaying and saving, which do not affect the port itself."""
 _COMPARABLE = {"data": "test images or preparation of the data", "target": SIDES["target"]}
 
 Curve = Sequence[tuple[float, float]]
-"""Pairs of a place (steps or training images) and an accuracy."""
+"""Pairs of a position (step or number of training images) and an accuracy."""
 
 
 @dataclass(frozen=True)
 class FinishedPort:
-    """One port: its figures, and all that decided about it."""
+    """One port: its figures and its settings."""
 
     name: str
-    """Its folder, as short as it tells it from the others."""
+    """Its folder, shortened as far as it stays unique."""
     folder: str
     seeds: Mapping[str, Any]
     winner: str
     top1: Mapping[str, float]
-    """Test accuracies of all contenders, in the order of a table."""
+    """Test accuracies of all contenders, in table order."""
     loss: Mapping[str, float | None]
     best_step: int | None
     minibatches: int
     seconds: float
     verdict: str
     steps: int
-    """As many as were planned."""
+    """Number of planned steps."""
     curve: Curve
-    """Validation accuracy of the winner over its steps."""
+    """Validation accuracy of the winner by step."""
     curves: Mapping[str, Curve]
-    """Validation accuracy over training images, of the contenders that took gradients."""
+    """Validation accuracy by training images, for contenders that took gradients."""
     fields: Mapping[str, Any] = field(repr=False)
     """Recipe fields, models and data, under names such as `port.method` and `target`."""
     chance: float
 
     @classmethod
     def of(cls, name: str, folder: str, document: PortDocument) -> FinishedPort:
-        """What a comparison needs of a port.json."""
+        """Extract from a port.json what a comparison needs."""
         fields = _list_fields(document)
         return cls(
             name,
@@ -78,16 +78,16 @@ class FinishedPort:
 
 @dataclass(frozen=True)
 class Spread:
-    """Some measurements of one thing: their mean, and how far apart they are."""
+    """Mean and deviation of repeated measurements."""
 
     mean: float
     deviation: float | None
-    """Between single runs (with n − 1); None if there is only one."""
+    """Sample standard deviation (n − 1) between runs; None for a single run."""
     count: int
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Of at least one value.
+        """Summarise at least one value.
 
         Example:
             >>> Spread.of([1.0, 3.0])
@@ -102,24 +102,24 @@ class Group:
     """Repetitions of one port."""
 
     name: str
-    """What tells it from the others."""
+    """What distinguishes it from other groups."""
     settings: Mapping[str, Any]
-    """The fields that differ between groups, and their values here."""
+    """Values of the fields that differ between groups."""
     port: Spread
     """Test accuracies of the winners."""
     top1: Mapping[str, Spread]
-    """Test accuracies of every contender that any of the runs has."""
+    """Test accuracies of all contenders in any of the runs."""
     best_step: Spread
     minibatches: Spread
     seconds: Spread
     curve: Curve
-    """The mean of the curves of all runs, at every place that all of them have."""
+    """Mean of the runs' curves, at the positions they share."""
     curves: Mapping[str, Curve]
     runs: tuple[FinishedPort, ...]
 
     @classmethod
     def of(cls, runs: Sequence[FinishedPort], differing: Sequence[str]) -> Group:
-        """At least one run, and the names of the fields in which groups differ."""
+        """Group at least one run; `differing` are the fields in which groups differ."""
         settings = {name: runs[0].fields.get(name) for name in differing}
         counted = [same[0] for same in _collect_same(runs)]
         known = {row.name: [run.top1[row.name] for run in counted if row.name in run.top1] for row in contenders()}
@@ -140,28 +140,28 @@ class Group:
 
 @dataclass(frozen=True)
 class PortComparison:
-    """Several ports beside each other."""
+    """A comparison of several ports."""
 
     groups: tuple[Group, ...]
     differing: tuple[str, ...]
     """The fields in which groups differ."""
     warnings: tuple[str, ...] = ()
-    """Why they should not be compared, or only with care."""
+    """Reasons not to compare them, or only with care."""
     problems: tuple[str, ...] = ()
-    """Folders that were left out, and why."""
+    """Folders that were left out, with reasons."""
 
     @property
     def runs(self) -> tuple[FinishedPort, ...]:
-        """All ports, group by group."""
+        """All ports, by group."""
         return tuple(run for group in self.groups for run in group.runs)
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The contenders that any of them has."""
+        """Names of the contenders in any of the ports."""
         return tuple(row.name for row in contenders() if any(row.name in group.top1 for group in self.groups))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Return a JSON-serialisable dictionary."""
         groups = [asdict(group) for group in self.groups]
         for run in (run for group in groups for run in group["runs"]):
             del run["fields"], run["chance"]
@@ -177,34 +177,34 @@ class PortComparison:
 
 
 def compare(folders: Sequence[str | Path], *, over: Sequence[str] = ()) -> PortComparison:
-    """Put finished ports beside each other; those that differ only in their seeds are one group.
+    """Compare finished ports; those that differ only in seeds, or in the fields of `over`, form a group.
 
-    Nor do the fields of `over` make a group: they are called as in a recipe (`port.method`), or `source`, `tuned`,
-    `target`, `data`. A folder may also hold folders of ports.
+    Fields are named as in a recipe (`port.method`), or `source`, `tuned`, `target`, `data`. A folder may be a port or
+    contain folders of ports.
     """
     runs, problems = read_ports(folders)
     if not runs:
-        raise RetargetError("; ".join(problems) or "no ports were given; name their folders")
+        raise RetargetError("; ".join(problems) or "no ports given; name their folders")
     if unknown := [name for name in over if not any(name in run.fields for run in runs)]:
         raise RetargetError(
-            f"there is no field '{unknown[0]}' to average over; fields are called like port.seed, tuned, "
-            "source (the old base), target (the new base)"
+            f"there is no field '{unknown[0]}' to average over; examples of fields are port.seed, tuned, "
+            "source (the old base) and target (the new base)"
         )
     names = dict.fromkeys(name for run in runs for name in run.fields if name not in (*SEEDS, *BESIDES, *over))
     differing = [name for name in names if len({_key(run.fields.get(name)) for run in runs}) > 1]
     alike = _collect((str([_key(run.fields.get(name)) for name in differing]), run) for run in runs)
-    if any(name.startswith("data.") for name in differing):  # these say more exactly how the data differ
+    if any(name.startswith("data.") for name in differing):  # these describe the difference more precisely
         differing = [name for name in differing if name != "data"]
     groups = tuple(Group.of(members, differing) for members in alike.values())
     return PortComparison(groups, tuple(differing), tuple(_warn(runs, groups, over)), tuple(problems))
 
 
 def read_ports(places: Iterable[str | Path]) -> tuple[list[FinishedPort], list[str]]:
-    """The ports in some folders, in folders of folders, or given as port.json; and one line for each that is none.
+    """Read the ports in folders, their subfolders, or port.json files; also returns a line for each that fails.
 
     Example:
         >>> read_ports(["nowhere"])
-        ([], ["'nowhere' is not there"])
+        ([], ["'nowhere' does not exist"])
     """
     documents: dict[Path, PortDocument] = {}
     problems = []
@@ -213,8 +213,8 @@ def read_ports(places: Iterable[str | Path]) -> tuple[list[FinishedPort], list[s
         if not paths and place.is_dir():
             paths = sorted(place.glob(f"*/{PORT}"))
         if not paths:
-            nothing = f"'{place}' has no {PORT}, nor have the folders in it; is it a finished port?"
-            problems.append(nothing if place.is_dir() else f"'{place}' is not there")
+            nothing = f"'{place}' has no {PORT}, and neither do the folders in it; name a finished port"
+            problems.append(nothing if place.is_dir() else f"'{place}' does not exist")
         for path in paths:
             try:
                 documents.setdefault(path, read_document(path))
@@ -238,9 +238,9 @@ def _list_fields(document: PortDocument) -> dict[str, Any]:
         for section in ("port", "finetune", "data")
         for key, value in document.recipe[section].items()
     }
-    fields.pop("data.reference", None)  # where the images lie does not count, only what they are
+    fields.pop("data.reference", None)  # the content of the images counts, not their location
     models = {}
-    for side, facts in document.models.items():  # the end of the reference for people, some of a hash for certainty
+    for side, facts in document.models.items():  # the end of the reference for display, part of a hash for certainty
         hashes = "".join(facts.hashes[key] for key in sorted(facts.hashes))
         models[side] = f"{Path(facts.reference).name} ({hashes[:8]})"
     return {
@@ -256,7 +256,7 @@ def _list_fields(document: PortDocument) -> dict[str, Any]:
 
 
 def _describe(name: str, value: Any) -> str:
-    """A setting in the name of a group."""
+    """A setting as part of a group's name."""
     if name == "port.method":
         return str(value)
     words = "+".join(value) or None if isinstance(value, list) else value
@@ -273,28 +273,28 @@ def _warn(runs: Sequence[FinishedPort], groups: Sequence[Group], over: Sequence[
         if len(kinds) > 1 and name not in over:
             more = {kind: f" and {len(members) - 4} more" * (len(members) > 4) for kind, members in kinds.items()}
             which = "; ".join(f"{kind}: {', '.join(members[:4])}{more[kind]}" for kind, members in kinds.items())
-            lines.append(f"not the same {words}, so differences may not be due to the port: {which}")
+            lines.append(f"different {words}, so results may differ for other reasons than the port: {which}")
     for group in groups:
         for first, *others in _collect_same(group.runs):
-            words = f"is a repetition of {first.name} with the same seeds, and is not counted"
+            words = f"repeats {first.name} with the same seeds and is not counted"
             lines += [f"{each.name} {words}" for each in others]
     return lines
 
 
 def _collect_same(runs: Sequence[FinishedPort]) -> Iterable[list[FinishedPort]]:
-    """The runs that had the same seeds and everything else, together; that with the most contenders first."""
+    """Collect runs with identical settings and seeds, the one with the most contenders first."""
     most = sorted(runs, key=lambda run: -len(run.top1))
     deciding = ([each for each in run.fields.items() if each[0] not in BESIDES] for run in most)
     return _collect(zip(map(repr, deciding), most, strict=True)).values()
 
 
 def _key(value: Any) -> str:
-    """What tells values apart: 0 and 0.0 are the same."""
+    """A key that distinguishes values, but not 0 from 0.0."""
     return repr(float(value) if type(value) is int else value)
 
 
 def _collect(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
-    """The second values under each first value, all in their order."""
+    """Collect the second elements by the first, keeping their order."""
     found: dict[Any, list[Any]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

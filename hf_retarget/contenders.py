@@ -1,38 +1,38 @@
-"""Everything that could be the answer to a port: one row each, with its words, colours, price and maker.
+"""The registry of contenders: everything that can be the answer to a port, with labels, colours, price and maker.
 
-Choosing, scoring, resuming, the terminal, report, card, comparisons and port.json work through this list and know no
-names. To add an idea is to add a row (CONTRIBUTING.md shows how). Importing this does not import torch: a row names
-the functions that do its work by their import paths.
+Choosing, scoring, resuming, the terminal, report, card, comparisons and port.json iterate over this list. To add an
+idea is to add a row (see CONTRIBUTING.md). Importing this does not import torch, because rows name their functions by
+import paths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from hf_retarget.errors import RetargetError
 
 PORT, AFTER, BESIDE = "port", "after", "beside"
-"""Roles in a contest: may win; continues from the winner; is compared with it."""
+"""Roles in a contest: may win, continues from the winner, or is compared with it."""
 
 AUTO = "auto"
-"""The method that enters several contenders and takes the best."""
+"""The method that tries several contenders and takes the best."""
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
-"""Factors for the fine-tuning that the naive line tries."""
+"""Factors of the fine-tuning that the naive line tries."""
 
 FURTHER = (1.25, 1.5, 2.0)
-"""Factors by which masked steps are taken further, at their best."""
+"""Factors by which the best masked step is scaled up."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What decides which contenders enter."""
+    """The request that decides which contenders enter."""
 
     method: str
-    """That of the recipe (`auto` or a contender), or `given` for a permutation that was found before."""
+    """The method of the recipe (`auto` or a contender), or `given` for a given permutation."""
     control: str = "full"
     has_tuned_target: bool = False
     trains_after: bool = False
@@ -45,17 +45,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many images go forward: what a contender that takes no gradients costs."""
+    """Numbers of images forwarded, from which the price without gradients is computed."""
 
     steps: int
     chosen_by: int
-    """Images by which contenders are chosen."""
+    """Images that choose among contenders."""
     batchnorm: int
-    """Images for the statistics of BatchNorm; 0 without such layers."""
+    """Images for BatchNorm statistics; 0 without such layers."""
     head: int
-    """Images by which a closed-form head is fitted and judged."""
+    """Images on which a closed-form head is fitted and scored."""
     factors: int = len(FACTORS)
-    """Factors that the naive line tries."""
+    """Number of factors tried by the naive line."""
 
 
 def _never(asked: Asked) -> bool:
@@ -75,7 +75,7 @@ def _score_steps(sizes: Sizes) -> int:
 
 
 def _score_course(sizes: Sizes) -> int:
-    """The steps of a masked course, and what lies beyond the best of them."""
+    """The steps of a masked course, and the best of them scaled up."""
     return _score_steps(sizes) + len(FURTHER) * (sizes.batchnorm + sizes.chosen_by)
 
 
@@ -88,72 +88,71 @@ def _fit_head(sizes: Sizes) -> int:
 
 
 def _fit_head_of_base(sizes: Sizes) -> int:
-    """With the statistics of BatchNorm that there are, and with new ones."""
+    """With the stored BatchNorm statistics, and with re-estimated ones."""
     return sizes.batchnorm + 2 * sizes.head if sizes.batchnorm else sizes.head
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row. Its name is the key in port.json, and for a method the value of `--method`."""
+    """A row of the registry. Its name is the key in port.json, and for a method the value of `--method`."""
 
     name: str
     label: str
     short: str
-    """The label in a narrow column."""
+    """The label for narrow columns."""
     colours: tuple[str, str]
-    """On light and on dark screens; no two contenders share one."""
+    """Colours on light and dark screens; unique among contenders."""
     marker: str
-    """In charts, as matplotlib writes it."""
+    """Marker in charts, in matplotlib's notation."""
     line: str = "-"
     step: str = ""
-    """For a method: the function that takes its steps, `module:name`, from a problem and a state to the next state."""
+    """For a method: import path `module:name` of the function from a problem and a state to the next state."""
     make: str = "hf_retarget.porting.makers:follow_trajectory"
-    """The function that makes the weights: `module:name`, from a contest and this row to `Made`."""
+    """Import path `module:name` of the function that makes the weights, from a contest and this row to `Made`."""
     after: Callable[[Asked], bool] = _never
-    """Whether it continues from the winner."""
+    """Whether it enters as a continuation of the winner."""
     beside: Callable[[Asked], bool] = _never
-    """Whether it is compared with the winner."""
+    """Whether it enters for comparison with the winner."""
     gradients: Callable[[int], int] = _free
-    """How many gradients it takes for this many steps, on both sides together; each is one of `grad_batches`."""
+    """Gradients taken on both sides for a number of steps, each over `grad_batches` minibatches."""
     forwards: Callable[[Sizes], int] = _score_once
-    """How many images go forward, without those of its gradients and of the test."""
+    """Images forwarded, besides those of gradients and of the test."""
     place: int = 0
-    """Among the contenders of `--method auto`, the simplest first: of equals the simplest wins. 0: not among them."""
+    """Rank among the contenders of `--method auto`, simplest first: on a tie, the simplest wins. 0: not among them."""
     course: str = ""
-    """The name of the steps that it shares with other contenders, which pay for them together."""
+    """Name of the steps it shares with other contenders, whose cost counts once."""
     goes_further: bool = False
-    """Whether the best of its steps is taken further, by larger factors: masked steps fall short."""
+    """Whether the best of its steps is scaled up, since masked steps fall short."""
     refits: str = ""
-    """The contender whose head it refits."""
+    """Name of the contender whose head it refits."""
     finds_permutation: bool = False
-    """Whether it finds one that serves for other fine-tunings between the same bases."""
+    """Whether it finds a permutation that other fine-tunings between the same bases can reuse."""
     without_matching: str = ""
-    """The contender that does the same without matching: what the matching is worth is measured against it."""
+    """Name of its counterpart without matching, against which the value of matching is measured."""
     is_alternative: bool = False
-    """Whether it is what a user would do instead, at the same price."""
+    """Whether it is what a user would do instead of a port, at the same price."""
     instead: str = ""
-    """What a user should do if this is better than the port."""
+    """Advice if it is better than the port."""
     stands_alone: bool = False
-    """Whether `--method` can ask for it, although it takes no steps."""
+    """Whether `--method` accepts it although it takes no steps."""
     drawn: bool = True
-    """Whether charts show it; tables always do."""
+    """Whether it appears in charts; tables show all."""
     axis: str = "step"
-    """What its steps are: `step` along the trajectory, or `factor` of the whole of it."""
+    """What its steps are: a `step` along the trajectory, or a `factor` of the whole."""
 
     @property
     def may_replace(self) -> bool:
-        """Whether a user could take it in place of the port: another port, or what to do instead on the new base."""
+        """Whether it could replace the port: another port, or an alternative on the new base."""
         return bool(self.place or self.step or (self.instead and self.name != "tuned"))
 
     @property
     def is_method(self) -> bool:
-        """Whether it can be asked for with `--method`."""
+        """Whether `--method` accepts it."""
         return bool(self.step) or self.stands_alone
 
     def resolve(self, path: str) -> Callable[..., Any]:
-        """The function of an import path."""
-        module, _, name = path.partition(":")
-        found: Callable[..., Any] = getattr(import_module(module), name)
+        """Import the function at a path `module:name`."""
+        found: Callable[..., Any] = resolve_name(path)
         return found
 
 
@@ -161,7 +160,7 @@ _CONTENDERS: dict[str, Contender] = {}
 
 
 def register(contender: Contender) -> Contender:
-    """Add a row; a name that is there already is refused."""
+    """Add a row; names must be unique."""
     if contender.name in _CONTENDERS:
         raise RetargetError(f"there is a contender '{contender.name}' already")
     _CONTENDERS[contender.name] = contender
@@ -169,22 +168,22 @@ def register(contender: Contender) -> Contender:
 
 
 def contenders() -> tuple[Contender, ...]:
-    """All of them, in the order of a table."""
+    """All contenders, in table order."""
     return tuple(_CONTENDERS.values())
 
 
 def method_names() -> tuple[str, ...]:
-    """What `--method` can be: `auto`, and the contenders that can be asked for, sorted."""
+    """The values of `--method`: `auto`, and the names of methods, sorted."""
     return (AUTO, *sorted(each.name for each in contenders() if each.is_method))
 
 
 def find_contender(name: str) -> Contender:
-    """The row of this name; for one that this version does not know, a plain row."""
+    """The row of this name, or a generic one if this version does not know it."""
     return _CONTENDERS.get(name) or Contender(name, name, name, ("#6b7280", "#9ca3af"), "o")
 
 
 def choose_contenders(asked: Asked) -> list[tuple[Contender, str]]:
-    """Those that enter a contest, with their roles: first what may win, then what continues from it, then the rest.
+    """The contenders that enter a contest, with their roles: those that may win, continuations, and the rest.
 
     Example:
         >>> [(each.name, role) for each, role in choose_contenders(Asked("fgmt", control="none", trains_after=True))]
@@ -195,11 +194,6 @@ def choose_contenders(asked: Asked) -> list[tuple[Contender, str]]:
     chosen += [(each, AFTER) for each in contenders() if each.after(asked)]
     taken = {each.name for each, _ in chosen}
     return chosen + [(each, BESIDE) for each in contenders() if each.name not in taken and each.beside(asked)]
-
-
-def is_masked(asked: Asked) -> bool:
-    """Whether the method masks its steps, so that the mask alone is compared with it."""
-    return find_contender(asked.method).without_matching == "naive-sign"
 
 
 def _per_step(sides: int) -> Callable[[int], int]:
@@ -366,7 +360,7 @@ for _row in (
         line=":",
         step=f"{_METHODS}:naive_sign",
         forwards=_score_steps,
-        beside=lambda asked: asked.compared and is_masked(asked),
+        beside=lambda asked: asked.compared and find_contender(asked.method).without_matching == "naive-sign",
         gradients=_per_step(1),
     ),
     Contender(

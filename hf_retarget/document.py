@@ -1,8 +1,8 @@
-"""port.json: its type, its version, its JSON schema, and how older versions are read. Importing this imports no torch.
+"""port.json: its types, version and JSON schema, and how older versions are read. Importing this imports no torch.
 
     python -m hf_retarget.document docs/port.schema.json
 
-writes the schema, which a test compares with the types below.
+writes the schema; a test compares it with the types below.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def _check_counts(**values: float) -> None:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """One step along the trajectory; `top1` and `loss` are those on the validation images."""
+    """One step along the trajectory; `top1` and `loss` are measured on validation images."""
 
     step: int
     far: float | None
-    """λ, the share of the way; None on an actual trajectory, which has no straight line to measure it on."""
+    """λ, the share of the way; None on an actual trajectory, where it is not defined."""
     top1: float
     loss: float | None
     objective: float = 0.0
@@ -55,33 +55,38 @@ class StepFigures:
     """Share of the neurons that the permutation moves."""
     seconds: dict[str, float] = field(default_factory=dict)
     objectives: tuple[float, ...] = ()
-    """After each sweep of the search."""
+    """The objective after each sweep of the search."""
     cosines: dict[str, float | None] | None = None
-    """Of the gradients of both sides at this step: `before`, `unseen` and `after` matching."""
+    """Cosines between the gradients of both sides at this step: `before`, `unseen` and `after` matching."""
 
     def __post_init__(self) -> None:
         _check_accuracies(self.top1)
 
 
 CLEAR = 2.0
-"""Standard errors from which a difference is taken for more than chance."""
+"""A difference of more than this many standard errors counts as significant."""
 
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much one model is ahead of another on the same images, and the standard error of that."""
+    """The lead of one model over another on the same images, and its standard error."""
 
     value: float
     error: float
 
     @property
     def is_clear(self) -> bool:
-        """Whether one of them is shown to be better."""
+        """Whether the difference is significant."""
         return abs(self.value) > CLEAR * self.error
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the first model is significantly worse."""
+        return self.is_clear and self.value < 0
+
+    @property
     def sentence(self) -> str:
-        """For people.
+        """The lead in words.
 
         Example:
             >>> Lead(0.02, 0.015).sentence
@@ -109,32 +114,32 @@ class ScoreFigures:
 
 @dataclass(frozen=True)
 class ContenderFigures:
-    """What one contender achieved, and at what price."""
+    """Scores and price of one contender."""
 
     name: str
     role: str
-    """`port`: may win. `after`: continues from the winner. `beside`: is compared with it."""
+    """`port`: may win. `after`: continues from the winner. `beside`: compared with the winner."""
     gradients: int
-    """Gradients of a minibatch that it took."""
+    """Minibatch gradients taken."""
     validation: float
-    """Accuracy on the images that contenders are chosen by, of the best step if there are steps."""
+    """Accuracy on the images that choose among contenders, of the best step if there are steps."""
     test: ScoreFigures
     forwards: float = 0.0
-    """Minibatches that only went forward: for BatchNorm, validation and closed-form heads."""
+    """Forward-only minibatches, for BatchNorm, validation and closed-form heads."""
     detail: str = ""
-    """What was chosen for it, in words: a factor, the targets of a head."""
+    """What was chosen, for display: a factor, the targets of a head."""
     also: ScoreFigures | None = None
     """Scores on the second set of images."""
     flips: tuple[int, int] | None = None
-    """Test images that only the tuned model has right, and that only this one has right."""
+    """Test images that only the tuned model gets right, and that only this one gets right."""
     lead: Lead | None = None
-    """How far the result is ahead of it on the test images."""
+    """Lead of the result over it on the test images."""
     best_step: int | None = None
     steps: tuple[StepFigures, ...] = ()
     curve: tuple[tuple[float, float], ...] = ()
-    """Validation accuracy over the training images spent so far, where gradients were taken."""
+    """(Training images used so far, validation accuracy), if gradients were taken."""
     seconds: float = field(default=0.0, compare=False)
-    """To make it and score it; what is shared counts for the first."""
+    """Time to make and score it; shared work counts for the first."""
 
     def __post_init__(self) -> None:
         _check_accuracies(self.validation, *(top1 for _, top1 in self.curve))
@@ -146,12 +151,12 @@ class ContenderFigures:
 
     @property
     def row(self) -> Contender:
-        """Its words and colours."""
+        """Its row in the registry."""
         return find_contender(self.name)
 
     @property
     def price(self) -> float:
-        """What it cost, in gradients of a minibatch: a forward pass is a third of one."""
+        """The price in gradients of a minibatch; a forward pass is a third of one."""
         return self.gradients + self.forwards / 3
 
 
@@ -160,13 +165,13 @@ class RelationFacts:
     """How the bases are related, measured on their backbones."""
 
     cosine: float
-    """Of the old and the new base, weight by weight."""
+    """Cosine between the weights of the old and the new base."""
     drift: float | None
     """‖new base − old base‖ / ‖tuned model − old base‖; None if the tuned model is the old base."""
     word: str
     """`same lineage`, `drifted` or `independent`."""
     tensors: dict[str, tuple[float, float | None]] = field(default_factory=dict)
-    """Cosine and drift of each tensor that was looked at."""
+    """Cosine and drift of each compared tensor."""
     apart: float | None = None
     """‖new base − old base‖ / ‖old base‖."""
     length: float | None = None
@@ -178,30 +183,30 @@ class RelationFacts:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The relation in words."""
         far = "" if self.drift is None else f", {self.drift:.2g} times as far apart as the fine-tuning is long"
         return f"{self.word} (cosine {self.cosine:.3f}{far})"
 
 
 @dataclass(frozen=True)
 class GateFacts:
-    """One thing that was looked at before any verdict."""
+    """The result of one gate, a check before any verdict."""
 
     name: str
     looks_at: str
     found: str | None = None
-    """What is wrong, and what to do; empty if all is well, None if it could not be seen."""
+    """What is wrong and what to do; empty if all is well, None if it could not be evaluated."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One of the models that went in."""
+    """One of the input models."""
 
     reference: str
     architecture: str
     classes: int
     location: str | None = None
-    """A hash of the path, where it was one."""
+    """A hash of the path, if the model was local."""
     library: str = "timm"
     options: dict[str, Any] = field(default_factory=dict)
     revision: str | None = None
@@ -214,13 +219,13 @@ class ModelFacts:
 
     @property
     def name(self) -> str:
-        """What people call it; of a local path only the last part, because a report may be read by anybody."""
+        """The name for display; of a local path only the last part, since reports may be published."""
         return self.reference if self.revision else Path(self.reference).name or self.reference
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The images that went in."""
+    """The input images."""
 
     name: str
     classes: int
@@ -231,7 +236,7 @@ class DataFacts:
     labels: tuple[str, ...] | None = None
     preprocess: dict[str, Any] = field(default_factory=dict)
     made: str = ""
-    """What was done to images, in words."""
+    """The preprocessing, for display."""
 
     def __post_init__(self) -> None:
         _check_counts(classes=self.classes, **self.images)
@@ -240,7 +245,7 @@ class DataFacts:
 
     @property
     def class_names(self) -> list[str]:
-        """The labels, or the numbers of the classes."""
+        """The labels, or the class numbers."""
         return [str(each) for each in self.labels or range(self.classes)]
 
 
@@ -249,10 +254,10 @@ class PermutationFacts:
     """The permutation of the winner."""
 
     moved: float
-    """Share of the neurons that it moves."""
+    """Share of the neurons it moves."""
     given: bool = False
     origin: str | None = None
-    """The folder of the port that it was taken from."""
+    """The folder of the port it was taken from."""
 
 
 @dataclass(frozen=True)
@@ -260,25 +265,25 @@ class AdapterFacts:
     """The adapter that was saved instead of the model (`--save-as lora`)."""
 
     rank: int
-    """That of most layers; others are in adapter_config.json."""
+    """The rank of most layers; others are in adapter_config.json."""
     energy: float
-    """Share of the energy (the squared norm) of what the port adds to the new base's backbone that it keeps."""
+    """Share of the energy (squared norm) kept of what the port adds to the backbone of the new base."""
     layers: int
-    """Linear and convolutional layers with two factors each."""
+    """Number of linear and convolutional layers with two factors."""
     whole: tuple[str, ...]
-    """Modules that are saved as they are: heads, norms with their statistics, grouped convolutions …"""
+    """Modules saved in full: heads, norms with their statistics, grouped convolutions …"""
     left_out: dict[str, float]
-    """Tensors that an adapter cannot hold, with their shares of the energy."""
+    """Tensors an adapter cannot hold, with their shares of the energy."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     test: ScoreFigures | None = None
-    """Of the adapter as PEFT loads it onto the new base; None without images."""
+    """Scores of the adapter as loaded by PEFT; None without images."""
     lead: Lead | None = None
-    """Of the adapter over the port."""
+    """Lead of the adapter over the port."""
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The adapter in words."""
         kept = f"it keeps {percent(self.energy)} of the energy of what the port adds to the new base"
         words = [f"As an adapter of rank {self.rank} ({size(self.size)}), {kept}"]
         if self.test and self.lead:
@@ -294,7 +299,7 @@ class AdapterFacts:
 
 @dataclass(frozen=True)
 class TextFacts:
-    """How well language models predict the texts that a fine-tuning was for."""
+    """Losses of language models on texts of the fine-tuning's domain."""
 
     name: str
     texts: int
@@ -302,48 +307,48 @@ class TextFacts:
     losses: dict[str, float]
     """Loss per token of `source`, `tuned`, `target` and `port`."""
     gain: Lead
-    """How much lower the tuned model's loss is than the old base's."""
+    """By how much the tuned model's loss is lower than the old base's."""
     kept: Lead | None = None
-    """The share of that gain by which the port is better than the new base; None if there is no clear gain."""
+    """The port's gain over the new base as a share of that; None without a significant gain."""
     why: str = ""
-    """Why there is no share."""
+    """Why there is no share, if so."""
 
 
 @dataclass(frozen=True)
 class PortDocument:
-    """Everything that is known about a finished port."""
+    """The content of port.json: everything known about a finished port."""
 
     format: str
     version: str
     verdict: str
     winner: str
-    """The name of the contender that was chosen on the validation images."""
+    """Name of the contender chosen on validation images."""
     contenders: tuple[ContenderFigures, ...]
-    """None if there were no images to score anything on (`--data none`)."""
+    """Empty without images (`--data none`)."""
     steps_planned: int
     models: dict[str, ModelFacts]
-    """source, tuned and target; tuned_target if it was given."""
+    """The models `source`, `tuned` and `target`, and `tuned_target` if given."""
     data: DataFacts
     recipe: dict[str, Any]
     head: dict[str, Any]
     graph: dict[str, Any]
-    """Empty if nothing had to be matched."""
+    """The permutation graph; empty if it was not needed."""
     permutation: PermutationFacts
     relation: RelationFacts | None = None
     text: TextFacts | None = None
     """Losses of language models (`--text`)."""
     gates: tuple[GateFacts, ...] = ()
-    """What was looked at before the verdict."""
+    """Results of the checks before the verdict."""
     matching_lead: Lead | None = None
-    """How far the winner is ahead of the same without matching on the test images."""
+    """Lead of the winner over its counterpart without matching on the test images."""
     targets: str = "labels"
-    """What gradients and heads were fitted to: `labels`, `teacher` or `both`."""
+    """Targets of gradients and heads: `labels`, `teacher` or `both`."""
     labelled: bool = True
-    """Whether test scores are accuracies; without labels they are agreement with the tuned model."""
+    """Whether test scores are accuracies; without labels, they are agreement with the tuned model."""
     also: DataFacts | None = None
     """The second set of images."""
     flipped: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Numbers of the test images on which result and tuned model differ: `negative`, where only the tuned is right."""
+    """Numbers of test images where only the tuned model is right (`negative`) or only the result (`positive`)."""
     matching: dict[str, Any] = field(default_factory=dict)
     batchnorm: dict[str, Any] = field(default_factory=dict)
     adapter: AdapterFacts | None = None
@@ -358,9 +363,9 @@ class PortDocument:
     """The command that follows the verdict."""
     versions: dict[str, str] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
-    """All that the result depends on: what `--resume` compares."""
+    """Everything the result depends on, compared by `--resume`."""
     files: dict[str, str] = field(default_factory=dict, compare=False)
-    """The sha256 of each file beside port.json, but for card and report, which may be edited."""
+    """The sha256 of each other file, except card and report, which may be edited."""
 
     older: ClassVar[tuple[str, ...]] = ("hf-retarget/port/1",)
 
@@ -384,27 +389,27 @@ class PortDocument:
         """The winner."""
         found = self.find(self.winner)
         if found is None:
-            raise PortError("this port was made without images, so nothing was scored; hf-retarget evaluate does")
+            raise PortError("this port was made without images and has no scores; hf-retarget evaluate computes them")
         return found
 
     @property
     def result(self) -> ContenderFigures:
-        """What was saved: what continued from the winner, or the winner itself."""
+        """The contender that was saved: the winner, or its continuation."""
         return next((each for each in self.contenders if each.role == AFTER), self.port)
 
     @property
     def alternative(self) -> ContenderFigures | None:
-        """What a user would have done instead, at the same price."""
+        """What a user would do instead of a port, at the same price."""
         return next((each for each in self.contenders if each.row.is_alternative), None)
 
     @property
     def unmatched(self) -> ContenderFigures | None:
-        """The winner without its matching."""
+        """The winner's counterpart without matching."""
         return self.find(self.port.row.without_matching)
 
     @property
     def rival(self) -> ContenderFigures | None:
-        """What the result is compared with, image by image: the alternative, else a port without matching."""
+        """What the result is compared with image by image: the alternative, else a port without matching."""
         plain = (each for each in self.contenders if each.role == BESIDE and each.steps)
         return (
             self.alternative or self.unmatched or next((each for each in plain if not each.row.without_matching), None)
@@ -412,22 +417,22 @@ class PortDocument:
 
     @property
     def trail(self) -> ContenderFigures:
-        """The contender whose steps led to the winner: itself, or the one whose head it refits."""
+        """The contender whose steps led to the winner: the winner, or the one whose head it refits."""
         return self.find(self.port.row.refits) or self.port
 
     @property
     def best(self) -> StepFigures | None:
-        """The best of these steps."""
+        """The best step of the trail."""
         return self.trail.steps[self.trail.best_step - 1] if self.trail.best_step else None
 
     @property
     def measure(self) -> str:
-        """What scores are: accuracy, or agreement with the tuned model where there are no labels."""
+        """The name of the scores: `accuracy`, or without labels `agreement` with the tuned model."""
         return "accuracy" if self.labelled else "agreement"
 
     @property
     def table(self) -> list[ContenderFigures]:
-        """The contenders in the order of a table; those that this version does not know come last."""
+        """The contenders in table order, with names unknown to this version last."""
         order = {each.name: place for place, each in enumerate(contenders())}
         return sorted(self.contenders, key=lambda each: order.get(each.name, len(order)))
 
@@ -437,23 +442,23 @@ class PortDocument:
         return 1 / max(1, self.data.classes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return a JSON-serialisable dictionary."""
         return asdict(self)
 
 
 def read_document(path: str | Path) -> PortDocument:
-    """Read a port.json of this or an older version; PortError says what is wrong with it."""
+    """Read a port.json of this or an older version; PortError if it is invalid."""
     path = Path(path)
     try:
         return parse_document(read_json(path, MAX_DOCUMENT_BYTES))
     except FileNotFoundError as error:
-        raise PortError(f"there is no '{path}'; is its folder a finished port?") from error
+        raise PortError(f"there is no '{path}'; name the folder of a finished port") from error
     except (OSError, ValueError) as error:
         raise PortError(f"'{path}' cannot be read: {error}; make the port again") from error
 
 
 def parse_document(content: Any) -> PortDocument:
-    """The document of plain JSON values; ValueError says what is wrong with it."""
+    """Parse JSON values into a document; ValueError says what is wrong."""
     kind = content.get("format") if isinstance(content, dict) else type(content).__name__
     if kind in PortDocument.older:
         try:
@@ -461,11 +466,11 @@ def parse_document(content: Any) -> PortDocument:
         except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
             raise ValueError(f"it is damaged ({type(error).__name__}: {str(error)[:100]})") from error
     elif kind != FORMAT:
-        raise ValueError(f"it is no port: its format is {kind!r}, not {FORMAT!r}")
+        raise ValueError(f"it is not a port: its format is {kind!r}, not {FORMAT!r}")
     from pydantic import ValidationError
 
     try:
-        # Half a surrogate, as in a file name that cannot be decoded, is no JSON. Unknown keys are ignored.
+        # A lone surrogate, as in an undecodable file name, is not valid JSON. Unknown keys are ignored.
         return _adapter().validate_json(json.dumps(content, ensure_ascii=False).encode(errors="replace"), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -474,7 +479,7 @@ def parse_document(content: Any) -> PortDocument:
 
 
 def make_schema() -> dict[str, Any]:
-    """The JSON schema of port.json, derived from the types."""
+    """Derive the JSON schema of port.json from the types."""
     described = _adapter().json_schema()
     described["properties"]["format"] = {"const": FORMAT}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": FORMAT}
@@ -482,7 +487,7 @@ def make_schema() -> dict[str, Any]:
 
 @cache
 def _adapter() -> TypeAdapter[PortDocument]:
-    from pydantic import TypeAdapter  # not at once: most commands read no document
+    from pydantic import TypeAdapter  # deferred: most commands read no document
 
     return TypeAdapter(PortDocument)
 

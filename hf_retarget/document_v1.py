@@ -1,4 +1,4 @@
-"""port.json of version 1, brought into the form of version 2. Importing this imports no torch."""
+"""Converts port.json of version 1 to version 2. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_retarget.contenders import AFTER, BESIDE, PORT, Contender, find_contende
 
 
 def upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of version 1, whose contenders stood under keys of their own, apart from its format."""
+    """Convert a document of version 1, which had a key for each contender; the format entry is left to the caller."""
     inputs, permutation = dict(old["inputs"]), dict(old["permutation"])
     winner = "given" if permutation["given"] else old["recipe"]["port"]["method"]
     names = {"port": winner, "masked": "naive-sign", "control": "plain", "tuned_target": "tuned-target"}
@@ -35,7 +35,7 @@ def upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _upgrade_contender(old: Mapping[str, Any], key: str, row: Contender) -> dict[str, Any]:
-    """What was known about one contender; curves were over minibatches, those of a port had no price."""
+    """Convert one contender; curves were over minibatches, and ports had none over their price."""
     port, spent = old["recipe"]["port"], int(old["gradients"]["port"])
     batch, after = int(port["batch_size"]), int(old["recipe"]["finetune"]["batch_size"])
     steps = (old["steps"] if key == "port" else old.get(f"{key}_steps")) or []
@@ -46,7 +46,7 @@ def _upgrade_contender(old: Mapping[str, Any], key: str, row: Contender) -> dict
     if key == "control":
         taken = old["gradients"]["control"]
         curve = [(batch * float(at), top1) for at, top1 in old["curves"].get(key) or ()]
-    if key == "finetuned":  # its curve began after the minibatches of the port, which may have another size
+    if key == "finetuned":  # its curve began after the port's minibatches, whose size may differ
         places = [(float(at) - spent, top1) for at, top1 in old["curves"].get(key) or ()]
         taken = max(0, round(places[-1][0])) if places else 0
         curve = [(batch * spent + after * at, top1) for at, top1 in places]
@@ -58,7 +58,7 @@ def _upgrade_contender(old: Mapping[str, Any], key: str, row: Contender) -> dict
 
 
 def _upgrade_samples(samples: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
-    """The sample images, with the new names of those that judged them."""
+    """Convert the sample images to the new names of contenders."""
     if not samples:
         return None
     images = [

@@ -1,4 +1,4 @@
-"""Whether a finished port is what its port.json says: its own files, and the three models it was made from."""
+"""Verification of a finished port against its port.json: its own files, and the three models it was made from."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ _AGAIN = "restore the folder from where it was published, or make the port again
 
 @dataclass(frozen=True)
 class Pin:
-    """One of the models that went in, as port.json pins it."""
+    """One of the input models, as pinned in port.json."""
 
     reference: str
     revision: str | None
-    """The commit, if it came from the Hub."""
+    """The commit, if it is on the Hub."""
     hashes: Mapping[str, str]
     compared: tuple[str, ...] = ()
-    """Files that were found, and have these hashes."""
+    """Files that were found and have these hashes."""
     unseen: str | None = None
     """Why it could not be compared."""
 
 
 @dataclass(frozen=True)
 class PortCheck:
-    """What was found about a finished port."""
+    """The result of `check_port`."""
 
     folder: str
     files: Mapping[str, str]
-    """Its own files: `same`, `differs` or `missing`; none if an older version did not pin them."""
+    """The port's own files: `same`, `differs` or `missing`; empty if an older version did not pin them."""
     pins: Mapping[str, Pin]
-    """source, tuned and target, and tuned_target if there was one."""
+    """The models `source`, `tuned` and `target`, and `tuned_target` if given."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
-        """Whether nothing was found that does not belong together."""
+        """Whether everything that was compared matches."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Return a JSON-serialisable dictionary."""
         return {"format": FORMAT, "whole": self.whole, **asdict(self)}
 
 
 def check_port(
     folder: str | Path, models: Mapping[str, str | Path] | None = None, *, token: str | None = None
 ) -> PortCheck:
-    """Recompute the hashes of a finished port and of the models it was made from, and find what does not fit.
+    """Recompute the hashes of a finished port and of the models it was made from, and list what does not match.
 
-    `models` says where inputs are that came from a path, which port.json does not reveal: `source`, `tuned`, `target`.
-    Those from the Hub are compared by the hashes that it names for the pinned commit; nothing is downloaded.
+    `models` gives the paths of local inputs (`source`, `tuned`, `target`), which port.json does not reveal. Models on
+    the Hub are compared by the hashes it lists for the pinned commit; nothing is downloaded.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -77,7 +77,7 @@ def check_port(
     words = {"missing": "is missing", "differs": f"is not the file that {PORT} pins"}
     problems = [f"{name} {words[state]}; {_AGAIN}" for name, state in files.items() if state in words]
     problems = problems or _compare_parts(place, document)
-    unpinned = f"its own files are not pinned: version {document.version} did not record their hashes"
+    unpinned = f"the port's own files are not pinned, because version {document.version} did not record their hashes"
     given, pins = models or {}, {}
     for side, facts in document.models.items():
         pins[side], differing = _compare_input(facts, given.get(side), token)
@@ -87,15 +87,15 @@ def check_port(
 
 
 def _compare_parts(place: Path, document: PortDocument) -> list[str]:
-    """Whether weights and configuration, permutation and graph, recipe and figures are of one port."""
+    """Check that configuration, permutation, graph and recipe belong to the same port as port.json."""
     target, fingerprint = document.models["target"], document.graph.get("fingerprint")
     parts: dict[str, tuple[Callable[[Path], Any], Any]] = {
         GRAPH: (lambda path: PermutationGraph.load(path).fingerprint, fingerprint),
         PERMUTATION: (lambda path: Permutation.load(path).fingerprint, fingerprint),
         RECIPE: (lambda path: _agrees(path, document.recipe), True),
     }
-    known = target.library != "timm" or is_timm(target.architecture)  # else it is the user's own code, and not run
-    if known and document.data.classes:  # of any other model than a classifier, only the files are compared
+    known = target.library != "timm" or is_timm(target.architecture)  # else it is the user's own code, which is not run
+    if known and document.data.classes:  # of other models than classifiers, only the files are compared
         parts[MODEL_CONFIG] = (lambda path: _describe(path.parent), (target.architecture, document.data.classes))
     problems = []
     for name, (read, expected) in parts.items():
@@ -119,14 +119,14 @@ def _describe(folder: Path) -> tuple[str, int | None]:
 
 
 def _agrees(path: Path, recipe: Mapping[str, Any]) -> bool:
-    """Whether a recipe.yaml says nothing else than port.json; a later version may have added fields to the latter."""
+    """Whether recipe.yaml agrees with port.json, which may have fields that were added in later versions."""
     load_recipe(path)  # an error if it cannot be read
     sections = {name: part for name, part in read_yaml(path).items() if isinstance(part, dict)}
     return all(recipe[name].get(key, value) == value for name, part in sections.items() for key, value in part.items())
 
 
 def _compare_input(facts: ModelFacts, given: Any, token: str | None) -> tuple[Pin, list[str]]:
-    """Compare what port.json pins of a model with what is there now, on the Hub or under a path: files that differ."""
+    """Compare a pinned model with its current files on the Hub or at a path; also returns those that differ."""
     pin = Pin(facts.reference, facts.revision, facts.hashes)
     try:
         there = _find_hashes(facts, given, token)
@@ -142,12 +142,12 @@ def _compare_input(facts: ModelFacts, given: Any, token: str | None) -> tuple[Pi
 
 
 def _find_hashes(facts: ModelFacts, given: Any, token: str | None) -> dict[str, str]:
-    """The sha256 of a model's weights as they are now: under the path that was given, or at the pinned commit."""
+    """The current sha256 of a model's weights, at the given path or the pinned commit."""
     path = Path(str(given or facts.reference)).expanduser()
     if given is None and facts.hub_id and facts.revision:
         return HubModel(f"{facts.hub_id}@{facts.revision}", token, None).hashes
     if given is None and facts.location:
-        raise PortError("its path is not recorded; say where it is to compare it")
+        raise PortError("its path is not recorded; give its location to compare it")
     if path.is_dir():
         found = {name: path / Path(name).name for name in facts.hashes}
         return {name: hash_file(each) for name, each in found.items() if each.is_file()}
@@ -155,4 +155,4 @@ def _find_hashes(facts: ModelFacts, given: Any, token: str | None) -> dict[str, 
         return {path.name: hash_file(path)}
     if given is not None and "/" in str(given):
         return HubModel(str(given), token, None).hashes
-    raise PortError(f"there is no '{path}' here; say where it is to compare it")
+    raise PortError(f"there is no '{path}' here; give its location to compare it")

@@ -1,4 +1,4 @@
-"""Which models were made from a base that has a successor by now, and the command that ports each."""
+"""Finds models whose base has a successor, and the command that ports each."""
 
 from __future__ import annotations
 
@@ -30,54 +30,54 @@ from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 FORMAT = "hf-retarget/outdated/1"
 
 _MARKS = (PORT, FINETUNE, ADAPTER_CONFIG, MODEL_CONFIG)
-"""What makes a folder a model."""
-_CHAIN = 10  # new versions of new versions
+"""Files that mark a folder as a model."""
+_CHAIN = 10  # maximum length of a chain of new versions
 _GONE = (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.RevisionNotFoundError)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one model."""
+    """The finding about one model."""
 
     model: str
     base: str | None = None
-    """As the model names it; None if it names none."""
+    """The base named by the model, if any."""
     named_by: str | None = None
     """The file that names it."""
     revision: str | None = None
-    """The commit of the base that the model was made from, if that is recorded or can be told by dates."""
+    """The commit of the base the model was made from, if it is recorded or follows from dates."""
     successor: str | None = None
-    """The new base, with its commit; None if there is none."""
+    """The new base with its commit, if there is one."""
     why: str | None = None
     fits: bool | None = None
-    """Whether the tensors of all three fit together; None if their headers could not be read."""
+    """Whether the tensors of all three models fit together; None if their headers could not be read."""
     relation: RelationFacts | None = None
-    """How the bases are related, by a sample of their weights."""
+    """How the bases are related, from a sample of their weights."""
     command: str | None = None
-    """What ports it; None if it cannot be ported."""
+    """The command that ports it; None if it cannot be ported."""
     notes: tuple[str, ...] = ()
     error: str | None = None
-    """Why nothing could be found out."""
+    """Why the search failed, if it did."""
 
 
 @dataclass(frozen=True)
 class OutdatedModels:
-    """What was found about all models."""
+    """The findings about all models."""
 
     findings: tuple[Finding, ...]
 
     @property
     def outdated(self) -> tuple[Finding, ...]:
-        """Those whose base has a successor."""
+        """Models whose base has a successor."""
         return tuple(each for each in self.findings if each.successor)
 
     @property
     def failed(self) -> tuple[Finding, ...]:
-        """Those about which nothing could be found out."""
+        """Models for which the search failed."""
         return tuple(each for each in self.findings if each.error)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Return a JSON-serialisable dictionary."""
         return {"format": FORMAT, "outdated": len(self.outdated), "models": [asdict(each) for each in self.findings]}
 
 
@@ -89,9 +89,9 @@ def outdated(
     token: str | None = None,
     progress: Progress = SILENT,
 ) -> OutdatedModels:
-    """Find the models whose base has a new version or new weights: given ones, a user's, those in a folder.
+    """Find models whose base has a new version or new weights, among given ones, a user's, and those in a folder.
 
-    The base is the one that port.json, finetune.json, adapter_config.json or the card names. Only descriptions, headers
+    The base is the one named in port.json, finetune.json, adapter_config.json or the card. Only descriptions, headers
     and a sample of the weights are read.
     """
     look = _Look(clean_token(token))
@@ -101,13 +101,13 @@ def outdated(
     if folder is not None:
         wanted += map(str, list_folders(Path(folder)))
     if not wanted:
-        raise RetargetError("no models to look at; name some, or a user or a folder that has some")
+        raise RetargetError("no models to look at; name models, or a user or a folder that has some")
     distinct = list(dict.fromkeys(wanted))
     return OutdatedModels(tuple(look.at(each) for each in progress.track(distinct, "looking at bases")))
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """The models in a folder and those below, sorted; none inside another, and none that is hidden."""
+    """All models in a folder and its subfolders, sorted, except hidden ones and those inside another model."""
     if not folder.is_dir():
         raise RetargetError(f"there is no folder '{folder}'")
     places = {path.parent for name in _MARKS for path in folder.rglob(name)}
@@ -118,11 +118,11 @@ def list_folders(folder: Path) -> list[Path]:
     return found
 
 
-# ---- what is known of a model and of its base
+# ---- the base of a model
 
 
 class _Model:
-    """A model whose base is looked for, on the Hub or in a folder."""
+    """A model on the Hub or in a folder, and the base it names."""
 
     def __init__(self, reference: str, token: str | None) -> None:
         self.reference = reference
@@ -130,14 +130,14 @@ class _Model:
         self.hub = None if self.folder.is_dir() else HubModel(reference, token, None)
 
     def find(self, name: str) -> Path | None:
-        """A small file of it."""
+        """The local path of one of its small files, if it exists."""
         if self.hub is not None:
             return self.hub.fetch(name)
         path = self.folder / name
         return path if path.is_file() else None
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON document of it; empty if there is none."""
+        """One of its JSON documents; empty if it does not exist."""
         path = self.find(name)
         try:
             content = read_json(path, MAX_DOCUMENT_BYTES) if path else {}
@@ -150,7 +150,7 @@ class _Model:
         return read_card(self.find(CARD) or Path())
 
     def name_base(self) -> tuple[Finding, Mapping[str, str]]:
-        """The base it was made from, by the most exact of its files, or why that is not known; and its hashes."""
+        """The base according to its most precise file, or why it is unknown; and the base's hashes."""
         pinned: Mapping[str, Any] = {}
         if path := self.find(PORT):
             target, by = read_document(path).models["target"], PORT
@@ -163,13 +163,13 @@ class _Model:
         named = [each for each in (_text(adapter.get("base_model_name_or_path")),) if each] or find_bases(card)
         kind = None if adapter else card.get("base_model_relation")
         if len(named) > 1:
-            why = f"it names {len(named)} bases, so it is a merge; port what was merged"
+            why = f"it names {len(named)} bases, so it is a merge; port the merged models"
         elif not named:
             why = "it was made from a local folder" if pinned else "it names no base; add base_model to its card"
         elif kind not in (None, "finetune", "adapter"):
-            why = f"its card calls it a '{kind}' of '{named[0]}', which is no fine-tuning"
+            why = f"its card calls it a '{kind}' of '{named[0]}', which is not a fine-tuning"
         elif not _is_name(named[0]):
-            why = f"its base '{named[0]}' is no name on the Hub"
+            why = f"its base '{named[0]}' is not a valid name on the Hub"
         else:
             by, revision = (ADAPTER_CONFIG, _text(adapter.get("revision"))) if adapter else (CARD, None)
             return Finding(self.reference, named[0], by, revision), {}
@@ -177,7 +177,7 @@ class _Model:
 
 
 class _Look:
-    """Looks at models; what several of them share is asked once."""
+    """Looks at models, caching what several of them share."""
 
     def __init__(self, token: str | None) -> None:
         self.token, self.api = token, HfApi(token=token)
@@ -186,7 +186,7 @@ class _Look:
         self._opened: dict[str, Repository] = {}
 
     def list_models(self, user: str) -> list[str]:
-        """The models of a user or an organisation."""
+        """List the models of a user or an organisation."""
         with explained(ModelError, user):
             found = sorted(each.id for each in ask(lambda: list(self.api.list_models(author=user))))
         if not found:
@@ -194,7 +194,7 @@ class _Look:
         return found
 
     def at(self, reference: str) -> Finding:
-        """Look at one model; whatever goes wrong with it stays with it."""
+        """Look at one model; any error becomes part of its finding."""
         try:
             model = _Model(reference, self.token)
             found, pinned = model.name_base()
@@ -223,7 +223,7 @@ class _Look:
             why = f"the card of '{seen[-2]}' names it as the new version"
             return replace(found, successor=f"{seen[-1]}@{latest.commit}", why=why)
         if revision is None:
-            note = f"which commit of '{base}' it was made from is not recorded, so new weights are not noticed"
+            note = f"which commit of '{base}' it was made from is not recorded, so new weights cannot be detected"
             return replace(found, notes=(note,))
         before = pinned or self._ask(f"{base}@{revision}").hashes
         weights = {name for name in now.hashes if _is_weights(name)}
@@ -234,7 +234,7 @@ class _Look:
         return replace(found, successor=f"{base}@{now.commit}", why=why)
 
     def _ask(self, name: str) -> HubModel:
-        """What the Hub says of a model now; what the cache knew of it would not do."""
+        """The current state of a model on the Hub; a cached state is not accepted."""
         if name not in self._asked:
             self._asked[name] = HubModel(name, self.token, None)
         if not self._asked[name].in_reach:
@@ -242,7 +242,7 @@ class _Look:
         return self._asked[name]
 
     def _date_base(self, model: _Model, base: str) -> str | None:
-        """The newest commit of a base that is not younger than the weights of a model."""
+        """The newest commit of a base that is not newer than the weights of a model."""
         if (hub := model.hub) is None:
             return None
         names = [name for name in hub.sizes if _is_weights(name)]
@@ -253,7 +253,7 @@ class _Look:
             commits = ask(lambda: self.api.list_repo_commits(base)) if dates else []
         return next((each.commit_id for each in commits if each.created_at <= max(dates)), None)
 
-    # ---- whether it can be ported
+    # ---- the command
 
     def _compare(self, found: Finding, model: _Model) -> Finding:
         old = f"{found.base}@{found.revision}" if found.revision else str(found.base)
@@ -266,7 +266,7 @@ class _Look:
             plan = plan_sums(sides)
         except ModelError as error:
             return replace(found, fits=False, notes=(*found.notes, f"it cannot be ported: {error}"))
-        with suppress(OSError, ValueError, ModelError):  # then they are taken for independent
+        with suppress(OSError, ValueError, ModelError):  # then they count as independent
             relation = compare_samples([sample_side(each, plan.summed) for each in sides.values()], ())
             found = replace(found, relation=relation)
         needs_images = find_batchnorm(sides) or found.relation is None or found.relation.word == INDEPENDENT
@@ -274,12 +274,12 @@ class _Look:
             note = "it takes no images, and without them a port needs bases of one lineage"
             return replace(found, fits=True, notes=(*found.notes, note))
         data = _choose_data(model) or ("DATA" if needs_images else "none")
-        notes = found.notes if data != "DATA" else (*found.notes, "DATA are images of the kind that it was tuned on")
+        notes = found.notes if data != "DATA" else (*found.notes, "replace DATA by images of the kind it was tuned on")
         command = ("hf-retarget", "port", "--src-base", old, "--src-ft", found.model, "--new-base", found.successor)
         return replace(found, fits=True, command=shlex.join((*map(str, command), "--data", data)), notes=notes)
 
     def _open(self, reference: str, base: Repository | None = None) -> Repository:
-        """A model, from its configuration and headers; only an adapter is read with its base."""
+        """Open a model from its configuration and headers; an adapter needs its base."""
         if reference not in self._opened:
             place = Path(tempfile.mkdtemp(dir=self._place.name))
             loading = {"arch": None, "allow_pickle": False, "token": self.token}
@@ -294,7 +294,7 @@ def _text(value: Any) -> str | None:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a text can be the name of a repository of the Hub; most paths cannot."""
+    """Whether a text is a valid name of a Hub repository; most paths are not."""
     try:
         validate_repo_id(text)
     except errors.HFValidationError:
@@ -307,7 +307,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _choose_data(model: _Model) -> str | None:
-    """What a model was tuned on, as far as its files tell: its recipe, or the dataset of its card."""
+    """The data of a fine-tuning, if known: its recipe, or the dataset named on its card."""
     if model.hub is None and (model.folder / RECIPE).is_file():
         with suppress(RetargetError):
             if load_recipe(model.folder / RECIPE).data.reference != NO_DATA:

@@ -64,9 +64,9 @@ def test_a_port_that_is_possible(models):
     assert rows["head"].startswith("fc.weight, fc.bias; zero (the heads differ in size")
     assert rows["download"].startswith("nothing")
     assert rows["graph"].startswith("11 groups of neurons to match, 100.0%")
-    assert rows["gradients"].startswith("30 of a minibatch of 16, and ")
-    assert "by a sample of their weights" in result.stdout
-    assert "by a few made-up images, and the search for permutations; at the least, as no images" in rows["time"]
+    assert rows["gradients"].startswith("30 minibatches of 16, and ")
+    assert "from a sample of their weights" in result.stdout
+    assert "(from a few random images), plus the search for permutations; a lower bound, since no data" in rows["time"]
     assert rows["labels"] == "2 names"
     assert rows["result"].startswith("compatible: nothing ")
 

@@ -111,7 +111,7 @@ def test_a_port_of_an_older_version_is_checked_by_its_parts(tmp_path):
     folder = Path(shutil.copytree(OLDER, tmp_path / "older"))
     whole = run(folder)
     assert whole.exit_code == 0, whole.output
-    assert "its own files are not pinned: version" in whole.stdout
+    assert "the port's own files are not pinned, because version" in whole.stdout
     document = json.loads((folder / "port.json").read_text())
     document["graph"]["fingerprint"] = "another"
     document["recipe"]["port"]["seed"] = 7
@@ -138,9 +138,9 @@ def test_an_unpinned_model_that_port_json_is_not_about(ported):
     ("content", "message"),
     [
         ("{", "cannot be read"),
-        ("[1]", "it is no port"),
+        ("[1]", "it is not a port"),
         ('{"format": "hf-retarget/port/2"}', "cannot be read"),
-        (None, "is its folder a finished port?"),
+        (None, "name the folder of a finished port"),
     ],
 )
 def test_a_broken_port_json_is_one_line(ported, content, message):

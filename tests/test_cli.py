@@ -175,7 +175,7 @@ def test_demo_tells_the_whole_story(tmp_path):
     made = {path.name for path in (tmp_path / "demo").iterdir()}
     assert made == {"old", "new", "independent", "tuned", "ported", "matched"}
     report = tmp_path / "demo" / "ported" / "report.html"
-    assert result.stdout.splitlines()[-1] == f"Now look at the report: {report}"
+    assert result.stdout.splitlines()[-1] == f"Open the report: {report}"
     assert report.stat().st_size > 100_000
     assert (tmp_path / "demo" / "ported" / "model.safetensors").exists()
     labels = (

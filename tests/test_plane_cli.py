@@ -115,7 +115,7 @@ def test_a_killed_run_goes_on_to_the_same_figures(models, tmp_path):
         (("A", "OTHER"), "only models of one architecture have weights between them"),
         (("A", "FIVE"), "differ in size: 10 classes and 5"),
         (("A", "B", "A"), "have the same weights"),
-        (("A",), "1 models were given; two make a line, three a plane"),
+        (("A",), "1 models were given; give two for a line or three for a plane"),
         (("A", "./missing"), "there is no file or folder"),
         (("A", "B", "--permute", "b=nowhere"), "there is no permutation 'nowhere'"),
         (("A", "B", "--permute", "x=match"), "there is no model 'x' to permute; the models are a, b"),

@@ -117,8 +117,8 @@ def test_the_permutation_of_the_first_is_used_for_the_rest_and_said_so(finished)
     one, other = (rt.Permutation.load(out / name / "permutation.safetensors") for name in ("ten", "two"))
     assert one.fingerprint != other.fingerprint, "another number of classes is another graph"
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert "with the permutation of 'ten'" in result.stderr
-    assert "no gradients are needed" in result.stderr
+    assert "reusing the permutation of 'ten'" in result.stderr
+    assert "without gradients" in result.stderr
     assert "of ten" in result.stdout
     summary = json.loads((out / "port-all.json").read_text())
     assert summary["permutation_from"] == "ten"
@@ -143,7 +143,7 @@ def test_a_second_run_skips_what_is_finished(finished, models, tmp_path):
     assert "was ported with another recipe: port.steps was 2 and is 3 now" in changed.stdout
     swapped = ("--src-base", models / "old", "--new-base", models / "old")
     other = run(*swapped, *file, *DATA, *SHORT, "--reuse-permutation", "--out", out)
-    assert "holds another port: its target was" in other.stdout
+    assert "holds another port: its new base was" in other.stdout
     assert all(path.exists() for path in before)
 
 
@@ -187,7 +187,7 @@ def test_python_takes_jobs_and_several_names_follow_one_option(models, tmp_path)
     ]
     done = rt.port_all(models / "old", models / "new", jobs, out=tmp_path, overrides=naive, reuse_permutation=True)
     assert [each.status for each in done.outcomes] == ["failed", "ported"]
-    assert "there is no data for" in done.failed[0].error
+    assert "no data was given for" in done.failed[0].error
     assert done.permutation_from is None, "a naive port has none to give"
     missing = run(*bases(models), "--models", tmp_path / "a", tmp_path / "b", *DATA, *SHORT, "--out", tmp_path / "none")
     assert missing.exit_code == 1
@@ -197,8 +197,8 @@ def test_python_takes_jobs_and_several_names_follow_one_option(models, tmp_path)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: x", "is no list"),
-        ("- model: 3", "it names no model"),
+        ("model: x", "is not a list"),
+        ("- model: 3", "no model is named"),
         ("- {model: x, dta: y}", "unknown field 'dta'; did you mean 'data'?"),
         ("- {model: x, overrides: fast}", "but must be fields such as 'port.steps: 15'"),
         ("- [", "line "),

@@ -112,7 +112,7 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
     assert told[-2] == f"Look: {out}/report.html"
     assert [line.split()[0] for line in told[-5:-3]] == ["naive", "fgmt"], "the curves in a line each"
     assert told[-1].startswith("Next: hf-retarget ")
-    assert sum("plain fine-tuning, each with" in line for line in told) == 1, "seconds side by side"
+    assert sum("plain fine-tuning, each including" in line for line in told) == 1, "seconds side by side"
     assert not any("Warning" in line or "\r" in line for line in told)
 
 

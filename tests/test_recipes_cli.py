@@ -172,7 +172,7 @@ def test_help_is_in_sections_with_defaults():
     text = run(command, "--help").stdout
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert [heading.split(" ")[0].rstrip(":") for heading in headings] == ["Options", "Data", "Port", "Fine-tuning"]
-    own, data, port, train = text.split("Options:")[1].split("(defaults; a recipe may say otherwise):")
+    own, data, port, train = text.split("Options:")[1].split("(defaults, unless set by the recipe):")
     assert all(flag in own for flag in ("--out", "--data NAME", "--recipe", "--preset", "--help"))
     assert "--data-reference" in data
     assert "--steps NUMBER" in port

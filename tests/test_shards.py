@@ -94,7 +94,7 @@ def test_the_part_is_named_or_that_of_slurm(text, environment, expected):
 def test_a_part_out_of_range_is_one_line_before_anything_is_written(text, models, tmp_path):
     result = run(*arguments(models, tmp_path / "out", "--shard", text))
     assert result.exit_code == 1
-    assert result.stderr.strip().splitlines()[-1].startswith(f"Error: there is no part '{text}'; write --shard I/N")
+    assert result.stderr.strip().splitlines()[-1].startswith(f"Error: '{text}' is not a valid part; write --shard I/N")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +103,7 @@ def test_a_part_out_of_range_is_one_line_before_anything_is_written(text, models
 )
 def test_an_array_that_is_no_range(environment, models, tmp_path):
     result = run(*arguments(models, tmp_path / "out"), env=environment)
-    assert (result.exit_code, "there is no part '" in result.stderr) == (1, True)
+    assert (result.exit_code, "is not a valid part" in result.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,7 +156,7 @@ def test_more_parts_than_models(models, tmp_path):
 def test_a_permutation_for_all_parts_has_to_be_there(models, tmp_path):
     result = run(*arguments(models, tmp_path / "out", "--shard", "0/2", "--reuse-permutation"))
     assert result.exit_code == 1
-    assert "there is no permutation in" in result.stderr
+    assert "has no permutation yet" in result.stderr
     assert "without --shard" in result.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -1,7 +1,7 @@
-"""Adapters in: a PEFT adapter is checked, put into the old base that it belongs to, and merged: a tuned model.
+"""Reading adapters: a PEFT adapter is checked and merged into its base, which gives a tuned model.
 
-An adapter is a file of strangers. Only listed entries of adapter_config.json reach PEFT, each with a value of a known
-form; what PEFT would take for a regular expression, import or compile is refused.
+Adapters are untrusted. Only listed entries of adapter_config.json with values of a known form reach PEFT; anything PEFT
+would interpret as a regular expression, import or compile is refused.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from hf_retarget.models.weights import fit_weights, most_common_dtype, without_n
 from hf_retarget.names import ADAPTER_CONFIG
 
 KINDS = ("LORA", "ADALORA", "LOHA", "LOKR", "IA3", "OFT", "HRA", "VERA")
-"""What can be merged. BOFT is not among them: PEFT starts a compiler for it."""
+"""Adapter types that can be merged; not BOFT, for which PEFT starts a compiler."""
 
 PREFIX = "base_model.model."
-"""What PEFT puts before the names of a model's tensors."""
+"""PEFT's prefix of tensor names."""
 _WRAPPED = "timm_model."
-"""What transformers puts before the names of a timm model."""
+"""The prefix of tensor names of a timm model in transformers."""
 
 _ROOM = 4
-"""How many times the numbers of its file an adapter may add to a model."""
+"""How many numbers an adapter may add to a model, as a multiple of those in its file."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _NAME = re.compile(r"[\w.-]{1,500}")
 _PATTERN = re.compile(r"\^?[\w.\\-]{1,500}\$?")
-"""A regular expression without repetitions, which cannot take long."""
+"""A regular expression without repetitions, which cannot be slow."""
 
 
 def load_tuned(
     reference: str | Path | nn.Module, base: Checkpoint, *, force_base: bool = False, **loading: Any
 ) -> Checkpoint:
-    """Load a tuned model, which may be a PEFT adapter of `base`; `force_base`: also one that names another base."""
+    """Load a tuned model, which may be a PEFT adapter of `base`, or with `force_base` of any other base."""
     try:
         return load_checkpoint(reference, **loading)
     except AdapterError as found:
@@ -52,7 +52,7 @@ def load_tuned(
 
 
 def peek_tuned(reference: str | Path | nn.Module, base: Peeked, *, force_base: bool = False, **loading: Any) -> Peeked:
-    """The same from configurations and headers; of an adapter, there is no sample."""
+    """Like `load_tuned`, from configurations and headers only; an adapter has no sample of weights."""
     try:
         return peek_checkpoint(reference, **loading)
     except AdapterError as found:
@@ -64,7 +64,7 @@ def peek_tuned(reference: str | Path | nn.Module, base: Peeked, *, force_base: b
 
 
 def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool = False) -> Checkpoint:
-    """The tuned model that an adapter makes of its base, in float32."""
+    """Merge an adapter into its base, in float32."""
     options = check_config(adapter)
     note = check_base(adapter, base.facts, force=force_base)
     peft = import_peft(f"'{adapter.reference}' is an adapter")
@@ -85,7 +85,7 @@ def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool 
             merged: nn.Module = wrapped.merge_and_unload(safe_merge=True)
     except ModelError:
         raise
-    except Exception as error:  # whatever PEFT raises
+    except Exception as error:  # PEFT may raise anything
         fact = " ".join(str(error).split())[:300]
         raise ModelError(f"PEFT cannot merge '{adapter.reference}' into '{base.reference}': {fact}") from error
     weights = {name: tensor.detach().clone() for name, tensor in merged.state_dict().items()}
@@ -93,9 +93,9 @@ def merge_adapter(adapter: StoredAdapter, base: Checkpoint, *, force_base: bool 
 
 
 def _rename(stored: dict[str, Tensor], model: Any, options: dict[str, Any], mark: str) -> dict[str, Tensor]:
-    """The tensors under today's names, if an older transformers named the layers; `options` get these as targets.
+    """Rename tensors and targets in `options` if an older transformers named the layers.
 
-    transformers renames what it reads of whole models, and PEFT only some of it.
+    transformers does this for full models, and PEFT only in part.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -111,7 +111,7 @@ def _rename(stored: dict[str, Tensor], model: Any, options: dict[str, Any], mark
 
 
 def import_peft(why: str) -> Any:
-    """PEFT, which is optional; `why` it is needed opens the message if it is not installed."""
+    """Import the optional PEFT; ModelError, beginning with `why`, if it is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -120,7 +120,7 @@ def import_peft(why: str) -> Any:
 
 
 def _describe(adapter: StoredAdapter, base: Checkpoint, note: str) -> Checkpoint:
-    """The checkpoint of an adapter, without its weights."""
+    """The checkpoint of a merged adapter, without its weights."""
     stored, known = _unwrap(adapter.weights), adapter.description
     names = head_names(base) or classifier_names(base.skeleton(2), base.config)
     own = [stored[PREFIX + name] for name in names if PREFIX + name in stored]
@@ -157,13 +157,13 @@ def _unwrap(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_config(adapter: StoredAdapter) -> dict[str, Any]:
-    """The entries of an adapter_config.json that PEFT may see; ModelError names one that it may not."""
+    """Select the entries of adapter_config.json to pass to PEFT; ModelError names a forbidden one."""
     raw, where = adapter.config, f"{ADAPTER_CONFIG} in '{adapter.reference}'"
     kind = raw.get("peft_type")
     if kind not in KINDS:
         raise ModelError(
-            f"{where} is of the kind {kind!r:.100}, which cannot be merged into its base here (those that can: "
-            f"{', '.join(KINDS)}); merge it yourself with PEFT, and give the merged model"
+            f"{where} has the peft_type {kind!r:.100}, which cannot be merged here (supported: {', '.join(KINDS)}); "
+            "merge it yourself with PEFT, and give the merged model"
         )
     options: dict[str, Any] = {"peft_type": kind}
     for name, value in raw.items():
@@ -171,7 +171,7 @@ def check_config(adapter: StoredAdapter) -> dict[str, Any]:
             continue
         if name not in _ENTRIES:
             if value not in (None, False, "", [], {}):
-                raise ModelError(f"{where} has '{name}', which is not among what is read of an adapter; remove it")
+                raise ModelError(f"{where} has '{name}', which is not a supported entry; remove it")
         elif value is not None:
             accepts, words = _ENTRIES[name]
             if not accepts(value):
@@ -188,7 +188,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_ranks(value: Any) -> bool:
-    """A number for each name; AdaLoRA has a list of what was kept instead."""
+    """A number for each name, or for AdaLoRA a list of booleans."""
     return isinstance(value, dict) and all(
         _PATTERN.fullmatch(name) and (_is_number(rank) or _are(rank, lambda each: isinstance(each, bool)))
         for name, rank in value.items()
@@ -204,7 +204,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _names_known_code(value: Any) -> bool:
-    """PEFT writes it unasked; it would be imported by `AutoPeftModel`, which is not used here."""
+    """PEFT always writes this entry; only `AutoPeftModel`, which is not used here, would import it."""
     library = value.get("parent_library") if isinstance(value, dict) else None
     return isinstance(library, str) and library.partition(".")[0] in ("timm", "transformers", "torch", "torchvision")
 
@@ -213,12 +213,12 @@ _number = (_is_number, f"a number up to {MAX_SIZE:,}")
 _switch = (lambda value: isinstance(value, bool), "true or false")
 _names = (
     lambda value: _are(value, _is_name),
-    "a list of names of modules (a text would be taken for a regular expression)",
+    "a list of module names (a string would be a regular expression)",
 )
-_ranks = (_are_ranks, "an object of names of modules and their ranks or alphas, without * + ? { ( [ |")
-_layers = (lambda value: _is_number(value) or _are(value, _is_number), "a number of a layer, or a list of them")
-_code = (_names_known_code, "that of a model of timm, transformers, torch or torchvision; remove it")
-_core = (lambda value: value == "megatron.core", "megatron.core; models of Megatron are not read")
+_ranks = (_are_ranks, "an object of module names with ranks or alphas, without * + ? { ( [ |")
+_layers = (lambda value: _is_number(value) or _are(value, _is_number), "a layer number, or a list of them")
+_code = (_names_known_code, "a class of timm, transformers, torch or torchvision; remove it")
+_core = (lambda value: value == "megatron.core", "megatron.core; Megatron models are not supported")
 _plain_start = (
     lambda value: value in (True, False, "gaussian", "orthogonal", "eva"),
     "true, false, gaussian, orthogonal or eva: others change the base; convert the adapter to plain LoRA with PEFT "
@@ -230,7 +230,7 @@ _IGNORED = (
     *("base_model_name_or_path", "revision", "peft_version", "inference_mode", "task_type", "runtime_config"),
     *("init_weights", "init_ia3_weights", "qalora_group_size"),
 )
-"""What does not change the merged weights. The first two are compared with the base."""
+"""Entries that do not affect the merged weights. The first two are compared with the base."""
 
 _ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("target_modules", "modules_to_save", "exclude_modules", "feedforward_modules"), _names),
@@ -249,20 +249,20 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "megatron_core": _core,
     "auto_mapping": _code,
 }
-"""The entries that are read, which values they may have, and how to say so."""
+"""Supported entries, each with a check of its values and a description of them."""
 
 _CHECKED_ONLY = ("init_lora_weights", "megatron_core", "auto_mapping")
-"""Of these, the entries that PEFT does not get to see."""
+"""Those of the supported entries that are not passed to PEFT."""
 
 
-# ---- the base that an adapter names
+# ---- the base of an adapter
 
 
 def check_base(adapter: StoredAdapter, base: ModelFacts, *, force: bool = False) -> str:
-    """Compare the base that an adapter names with the one given; what to note, or ModelError on a mismatch."""
+    """Compare the base named by an adapter with the given one; returns a note, or raises ModelError on a mismatch."""
     named, revision = (adapter.config.get(key) for key in ("base_model_name_or_path", "revision"))
     if not isinstance(named, str) or not named:
-        return f"the adapter '{adapter.reference}' does not name its base; it was taken to be '{base.reference}'"
+        return f"the adapter '{adapter.reference}' does not name its base; '{base.reference}' was assumed"
     if named == base.hub_id:
         asked = split_revision(base.reference)[1]
         if not isinstance(revision, str) or revision in (base.revision, asked, "main" if asked is None else None):
@@ -270,11 +270,11 @@ def check_base(adapter: StoredAdapter, base: ModelFacts, *, force: bool = False)
         return _mismatch(adapter, f"revision '{revision:.100}' of '{named}'", base, force)
     here = Path(base.reference)
     if base.hub_id is None and (named == here.name or Path(named).absolute() == here.absolute()):
-        return ""  # a port names a local base by the last part of its path
+        return ""  # ports name local bases by the last part of their path
     if base.hub_id is None or not _HUB_ID.fullmatch(named):
         return (
             f"the adapter '{adapter.reference}' was trained on '{named:.200}', which cannot be compared with the old "
-            f"base '{base.reference}', because one of them is a local path; see that they are the same"
+            f"base '{base.reference}', because one of them is a local path; make sure that they are the same"
         )
     return _mismatch(adapter, f"'{named:.200}'", base, force)
 
@@ -283,5 +283,5 @@ def _mismatch(adapter: StoredAdapter, named: str, base: ModelFacts, force: bool)
     given = f"'{base.reference}'" + (f" (commit {base.revision})" if base.revision else "")
     words = f"the adapter '{adapter.reference}' was trained on {named}, and the old base is {given}"
     if not force:
-        raise ModelError(f"{words}; name that one with --src-base (org/name@revision), or say --force-base")
-    return f"{words}; used nevertheless (--force-base)"
+        raise ModelError(f"{words}; name that one with --src-base (org/name@revision), or add --force-base")
+    return f"{words}; used anyway (--force-base)"

@@ -1,8 +1,8 @@
-"""Adapters out: what a port adds to its new base, as a LoRA adapter that PEFT loads onto that base.
+"""Writing adapters: what a port adds to its new base, as a LoRA adapter for that base.
 
-Linear layers and plain convolutions become two factors each, by a truncated singular value decomposition. Heads, norms
-with their statistics and all other modules without parts are saved whole. What belongs to a module with parts (a
-position embedding, a class token) cannot be held by an adapter, and is named.
+Linear layers and plain convolutions become two factors, by a truncated singular value decomposition. Heads, norms with
+their statistics and other modules without submodules are saved in full. Tensors that belong to a module with submodules
+(a position embedding, a class token) cannot be held by an adapter, and are reported.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from hf_retarget.recipe import PortOptions
 _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _RANK = 16
 _FEW = 0.25
-"""Share of the numbers of all layers up to which some of them are saved whole for the sake of biases."""
+"""Maximum share of the layers' numbers that is saved in full to make the other layers agree on having biases."""
 _WHOLE = 1 - 1e-7
-"""Share of the energy that counts as all of it: float32 has no more digits."""
+"""Share of the energy that counts as all of it, given the precision of float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A LoRA adapter: its configuration, its tensors as they are stored, and what is known about it."""
+    """A LoRA adapter: its configuration, its stored tensors, and facts about it."""
 
     config: dict[str, Any]
     weights: dict[str, Tensor] = field(repr=False)
     facts: AdapterFacts
 
     def save(self, folder: Path) -> None:
-        """Write adapter_config.json and adapter_model.safetensors, the same bytes for the same content."""
+        """Write adapter_config.json and adapter_model.safetensors, with reproducible bytes."""
         write_tensors(folder / ADAPTER_WEIGHTS, self.weights, {"format": "pt"})
         write_json(folder / ADAPTER_CONFIG, self.config)
 
     def load(self, model: nn.Module) -> nn.Module:
-        """The model with this adapter, as PEFT loads it from its files; PortError if that is another one."""
+        """Load the adapter onto a model with PEFT; PortError if PEFT reads a different adapter."""
         peft = import_peft("an adapter is to be loaded")
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -62,22 +62,22 @@ class Adapter:
                 raise PortError(f"PEFT cannot load the adapter: {error}; save the model (--save-as model)") from error
         if found.keys() != self.weights.keys():
             odd = sorted(found.keys() ^ self.weights.keys())[0]
-            raise PortError(f"PEFT reads the adapter in another way: '{odd}'; save the model (--save-as model)")
+            raise PortError(f"PEFT reads the adapter differently ('{odd}'); save the model (--save-as model)")
         return loaded.eval()
 
 
 @dataclass
 class _Parts:
-    """What of a model goes where, by the names of its modules."""
+    """Modules that are factored, saved in full or left out, by name."""
 
     factored: dict[str, Any] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
     bare: list[str] = field(default_factory=list)
-    """Tensors that an adapter cannot hold."""
+    """Tensors an adapter cannot hold."""
 
 
 def check_adapter(model: nn.Module, options: PortOptions, head: Collection[str], input_size: tuple[int, ...]) -> None:
-    """Refuse an adapter that cannot be made of this model, before any work."""
+    """Refuse early if no adapter can be made for this model."""
     if options.save_as != "lora":
         return
     import_peft("--save-as lora writes a PEFT adapter")
@@ -86,7 +86,7 @@ def check_adapter(model: nn.Module, options: PortOptions, head: Collection[str],
     shapes = {name: model.get_parameter(f"{name}.weight").shape for name in layers}
     ranks = {name: min(shape[0], shape[1:].numel()) for name, shape in shapes.items()}
     if not ranks:
-        raise ModelError("the model has no linear layer or plain convolution besides its head; leave out --save-as")
+        raise ModelError("the model has no linear layer or plain convolution except its head; leave out --save-as")
     name, most = max(sorted(ranks.items()), key=lambda each: each[1])
     if options.rank is not None and options.rank > most:
         raise ModelError(f"no layer has a rank of {options.rank}: '{name}' has the highest, {most}; lower --rank")
@@ -101,10 +101,9 @@ def compose_adapter(
     input_size: tuple[int, ...],
     dtype: torch.dtype | None = None,
 ) -> Adapter:
-    """The difference between weights and a base as an adapter; `model` is one that the weights fit.
+    """Express the difference between weights and a base as an adapter; `model` has the architecture of the weights.
 
-    With `rank`, layers keep as many directions, or as many as they have; with `energy`, the fewest that have this share
-    of the energy of a layer.
+    With `rank`, layers keep at most this many directions; with `energy`, the fewest with this share of their energy.
     """
     before = base.in_float32()
     delta = {
@@ -147,7 +146,7 @@ def compose_adapter(
 
 
 def _find_called(model: nn.Module, input_size: tuple[int, ...]) -> set[str]:
-    """The layers that are called as such; of others, only the weights are used, and factors would have no effect."""
+    """The layers whose `forward` is called; where only the weights are used, factors would have no effect."""
     called: set[str] = set()
     plain = {name: each for name, each in model.named_modules() if _is_plain(each)}
     hooks = [each.register_forward_hook(lambda *_, name=name: called.add(name)) for name, each in plain.items()]
@@ -161,7 +160,7 @@ def _find_called(model: nn.Module, input_size: tuple[int, ...]) -> set[str]:
 
 
 def _divide(model: nn.Module, changed: set[str], head: Collection[str], called: set[str]) -> _Parts:
-    """What of a model is factored, whole or left out."""
+    """Decide which modules are factored, saved in full or left out."""
     parts, modules = _Parts(), {name: each for name, each in model.named_modules() if name}
     names, state = {name.rpartition(".")[0] for name in head}, model.state_dict()
     for name, module in {"": model, **modules}.items():
@@ -176,7 +175,7 @@ def _divide(model: nn.Module, changed: set[str], head: Collection[str], called: 
         else:
             parts.bare += moved
     _settle_biases(parts)
-    # PEFT goes by the ends of names: `norm` means `fc_norm`, too.
+    # PEFT matches the ends of names: `norm` also selects `fc_norm`.
     for name, module in modules.items():
         if name not in parts.whole and any(name.endswith(each) for each in parts.whole):
             parts.whole[name] = module
@@ -185,7 +184,7 @@ def _divide(model: nn.Module, changed: set[str], head: Collection[str], called: 
                 parts.factored.pop(inside, None)
             parts.factored.pop(name, None)
             parts.bare = [each for each in parts.bare if not each.startswith(f"{name}.")]
-    if not parts.factored:  # PEFT wants one: the smallest, with factors of zero
+    if not parts.factored:  # PEFT requires one: use the smallest, with zero factors
         free: dict[str, Any] = {n: modules[n] for n in sorted(called) if not _is_inside(n, parts.whole)}
         name = min(free, key=lambda each: int(free[each].weight.numel()))
         parts.factored[name] = free[name]
@@ -193,7 +192,7 @@ def _divide(model: nn.Module, changed: set[str], head: Collection[str], called: 
 
 
 def _settle_biases(parts: _Parts) -> None:
-    """An adapter has biases for all layers or for none: of two sorts of layers, a much smaller one is saved whole."""
+    """Save the layers with biases, or those without, in full if they are few: an adapter has biases for all or none."""
     sizes = {name: each.weight.numel() for name, each in parts.factored.items()}
     biased = {name for name, each in parts.factored.items() if each.bias is not None}
     few = min(biased, parts.factored.keys() - biased, key=lambda names: sum(sizes[each] for each in names))
@@ -206,7 +205,7 @@ def _is_inside(name: str, whole: Collection[str]) -> bool:
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether PEFT's factors do what a change of the weight does: subclasses may treat their weights as they like."""
+    """Whether PEFT's factors act like a change of the weight, which subclasses need not respect."""
     if type(module) not in _PLAIN or module._buffers or {*module._parameters} - {"weight", "bias"}:
         return False
     if isinstance(module, nn.Linear):
@@ -216,7 +215,7 @@ def _is_plain(module: Any) -> bool:
 
 
 def _factor(delta: Tensor, options: PortOptions) -> tuple[Tensor, Tensor, float]:
-    """Two factors of a change of weights, down and up, and the energy that they miss."""
+    """Factor a change of weights into down and up; also returns the energy that is lost."""
     left, values, right = torch.linalg.svd(delta.flatten(1), full_matrices=False)
     energies = values.double().square()
     if options.energy is None:
@@ -239,7 +238,7 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _configure(
     base: Checkpoint, model: nn.Module, parts: _Parts, rank: int, ranks: Mapping[str, int], biased: bool
 ) -> dict[str, Any]:
-    """The entries of adapter_config.json that matter; alpha is the rank, so that nothing is scaled."""
+    """Build adapter_config.json; alpha is the rank, so that nothing is scaled."""
     other = {f"^{name}": each for name, each in ranks.items() if each != rank}
     meant = [
         name

@@ -1,6 +1,6 @@
 """The command line: parse, call, print. Results go to stdout, progress and errors to stderr.
 
-Nothing heavy is imported here: torch and timm wait until a command runs, so that ``--help`` is quick.
+Heavy imports such as torch and timm wait until a command runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = ["main"]
 
 
 class _Commands(click.Group):
-    """The one place where errors become messages: a known one is a readable line, exit code 1."""
+    """Turns known errors into one readable line and exit code 1."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run, and end several processes without what torch does last, which may abort them."""
+        """Run; with several processes, exit without torch's cleanup, which may abort them."""
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -59,20 +59,20 @@ class _Commands(click.Group):
         except (RetargetError, OSError) as error:
             if ctx.meta.get(DEBUG) or isinstance(error, BrokenPipeError):
                 raise
-            line = " ".join(each.strip() for each in str(error).splitlines())  # libraries explain themselves at length
+            line = " ".join(each.strip() for each in str(error).splitlines())  # libraries write long messages
             raise click.ClickException(plain(line)) from error
 
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a command as SIGINT does. A second one is ignored: it could only interrupt the tidying up."""
+    """Let SIGTERM end a command like SIGINT; a second one is ignored, since it could only interrupt the cleanup."""
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may listen to signals
+        yield  # only the main thread may handle signals
         return
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -88,7 +88,7 @@ def _ending_on_sigterm() -> Iterator[None]:
 def main() -> None:
     """Move a fine-tuning to a new base model of the same architecture, without repeating it."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` would tell a third party what is loaded
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` would report what is loaded to a third party
 
 
 commands = (port, port_all, outdated, check, finetune, evaluate, compare, plane, inspect, convert, push, recipes, demo)

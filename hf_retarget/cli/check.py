@@ -1,4 +1,4 @@
-"""``hf-retarget check``: whether a port is possible and what it costs, or whether a finished one is what it was."""
+"""``hf-retarget check``: whether a port is possible and what it costs, or whether a finished one is intact."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _SIDES = {"source": "src_base", "tuned": "src_ft", "target": "new_base"}
 _ADVICE = {
     PORTED: "port; it will probably need no gradients",
     HEAD: "fit a head on the new base (--method head)",
-    RETRAIN: "fine-tune the new base plainly, if you have labels and time for 60 minibatches; a port starts sooner",
+    RETRAIN: "fine-tune the new base, if you have labels and time for 60 minibatches; a port is faster",
 }
-"""How often these are right: docs/pays.md."""
+"""docs/pays.md measures how often these are right."""
 
 Row = tuple[str, str]
 
@@ -55,13 +55,13 @@ Row = tuple[str, str]
 def check(
     ctx: click.Context, /, ported: Path | None, recipe: Recipe, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Find out whether a fine-tuning can be ported, and the cost.
+    """Check whether a fine-tuning can be ported, and the cost.
 
     Only configurations, headers and a sample of the weights are read, at most 4 MB of a model. Exits with 0 if a port
     is possible, else with 1. A MODEL is a timm name, a Hub id (org/name@revision), a folder, or a file with --arch.
 
     With PORTED, the folder of a finished port, recompute the hashes of its files and of the models it was made from,
-    and say what does not belong together. A MODEL then says where one of them is now.
+    and report mismatches. Each MODEL then gives the current location of one of them.
     """
     models = {side: options[name] for side, name in _SIDES.items()}
     if ported is None:
@@ -94,20 +94,20 @@ def _describe_port(found: PortCheck) -> list[Row]:
         rows.append((SIDES.get(side, side), f"{pin.reference}, commit {pin.revision or '–'}, {pinned}; {seen}"))
     rows += [("note", note) for note in found.notes]
     rows += [("problem", problem) for problem in found.problems]
-    return [*rows, ("result", "nothing that was compared differs" if found.whole else "does not belong together")]
+    return [*rows, ("result", "everything that was compared matches" if found.whole else "not intact")]
 
 
 def _describe(found: InputCheck, *, matches: bool) -> list[Row]:
     rows = [(SIDES[name], _side(side)) for name, side in found.sides.items()]
-    rows.append(("download", size(found.download) if found.download else "nothing: all weights are on this machine"))
+    rows.append(("download", size(found.download) if found.download else "nothing: all weights are local"))
     if found.head:
         policy = found.head.policy or "own or zero"
         rows.append(("head", f"{', '.join(found.head.tensors)}; {policy} ({found.head.why})"))
         rows.append(("labels", _labels(found)))
     if found.relation:
-        rows.append(("bases", f"{found.relation.sentence}; by a sample of their weights"))
+        rows.append(("bases", f"{found.relation.sentence}; from a sample of their weights"))
     if found.advice:
-        rows.append(("advice", f"{_ADVICE[found.advice]} (judged by the weights alone; a port measures it)"))
+        rows.append(("advice", f"{_ADVICE[found.advice]} (from the weights alone; a port measures it)"))
     if found.data:
         images = ", ".join(f"{'?' if n is None else format(n, ',')} {split}" for split, n in found.data.images.items())
         rows.append(("data", f"{found.data.name}{f' ({images})' if images else ''}"))
@@ -130,8 +130,8 @@ def _side(side: Side) -> str:
 def _labels(found: InputCheck) -> str:
     tuned, agree = found.sides["tuned"].labels, found.head.labels_agree if found.head else None
     if tuned is None:
-        return "the tuned model does not name its classes; they are told apart by number"
-    bases = {True: ", the same on all three sides", False: ", others than a base's", None: ""}[agree]
+        return "the tuned model does not name its classes; their numbers are used"
+    bases = {True: ", the same in all three models", False: ", different from a base's", None: ""}[agree]
     data = ""
     if found.data and found.data.labels:
         data = ", found in the data" if found.compatible else ""
@@ -142,7 +142,7 @@ def _graph(found: InputCheck) -> str:
     graph = found.graph
     if graph is None:
         return ""
-    held = f", {len(graph.held)} groups held still by tables" if graph.held else ""
+    held = f", {len(graph.held)} groups kept in place by tables" if graph.held else ""
     unknown = "; all operators known"
     if graph.unknown_operators:
         unknown = f"; {len(graph.unknown_operators)} unknown operators: {graph.unknown_operators[0]}"
@@ -152,15 +152,15 @@ def _graph(found: InputCheck) -> str:
 
 def _cost(cost: Cost, matches: bool, counted: bool) -> list[Row]:
     control = f", and {cost.control:,} for the control" if cost.control else ""
-    control += "" if matches else "; far fewer if nothing has to be matched"
+    control += "" if matches else "; far fewer if no matching is needed"
     memory = f"about {cost.memory / 1e9:.1f} GB"
-    time = "cannot be told without trying the model; port --dry-run does"
+    time = "unknown without running the model; use port --dry-run"
     if cost.seconds is None:
-        memory += ", and what a minibatch takes in the model"
+        memory += ", plus the activations of a minibatch"
     else:
-        time = f"{estimate(cost.seconds)} by a few made-up images, and the search for permutations"
-        time += "" if counted else "; at the least, as no images were given to count"
-    gradients = f"{cost.gradients:,} of a minibatch of {cost.batch_size}{control}"
+        time = f"{estimate(cost.seconds)} (from a few random images), plus the search for permutations"
+        time += "" if counted else "; a lower bound, since no data was given"
+    gradients = f"{cost.gradients:,} minibatches of {cost.batch_size}{control}"
     return [("gradients", gradients), ("memory", memory), ("time", time)]
 
 

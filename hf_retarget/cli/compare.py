@@ -1,4 +1,4 @@
-"""``hf-retarget compare``: several ports in one table and one page."""
+"""``hf-retarget compare``: compare several ports in a table and a page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from hf_retarget import __version__
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.show import echo, echo_json, print_table, write_file
 
@@ -28,10 +27,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--over",
     multiple=True,
     metavar="FIELD",
-    help="Count runs that differ in this field, too, as repetitions: tuned, target (the new base), data.seed …",
+    help="Also average over this field, as over seeds: tuned, target (the new base), data.seed …",
 )
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a page with the table and all curves to FILE.")
-@click.option("--csv", "table", type=_FILE, metavar="FILE", help="Write one row for each port to FILE.")
+@click.option("--html", type=_FILE, metavar="FILE", help="Write a page with the table and all curves.")
+@click.option("--csv", "table", type=_FILE, metavar="FILE", help="Write a CSV file with one row per port.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @debug_option
 @click.pass_context
@@ -44,11 +43,10 @@ def compare(
     table: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare finished ports, in groups by what differs.
+    """Compare finished ports, grouped by what differs.
 
-    Seeds are averaged (mean and deviation). A DIR is the folder of a port, or a folder of such folders. Ports that
-    differ in nothing but their seeds are one group. What cannot be read is named and left out, and the exit code is
-    then 1.
+    Ports that differ only in their seeds form a group, of which mean and deviation are shown. A DIR is the folder of a
+    port, or a folder of such folders. Unreadable ports are reported and left out, and the exit code is then 1.
     """
     from hf_retarget.comparison import compare
     from hf_retarget.report.comparison import draw_comparison_page, list_runs, make_table
@@ -64,7 +62,7 @@ def compare(
     else:
         print_table(*make_table(document))
     if html:
-        write_file(html, draw_comparison_page(document, __version__))
+        write_file(html, draw_comparison_page(document))
     if table:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(list_runs(document))

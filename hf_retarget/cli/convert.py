@@ -1,4 +1,4 @@
-"""``hf-retarget convert``: a checkpoint of a training script as a folder of safetensors, which every command reads."""
+"""``hf-retarget convert``: convert a training checkpoint to a safetensors folder that every command reads."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Examples:
 @token_option
 @debug_option
 def convert(model: str, out: Path, **options: Any) -> None:
-    """Write MODEL into the new folder OUT, as safetensors.
+    """Convert MODEL to safetensors in the new folder OUT.
 
-    MODEL is a file, a folder or an id of the Hub. A checkpoint of timm's train.py names its architecture and image
-    size; its averaged weights are taken if it has any. Of any pickle, tensors and plain values are all that is read.
+    MODEL is a file, a folder or a Hub id. Checkpoints of timm's train.py contain architecture and image size; their
+    averaged (EMA) weights are used if present. Of pickles, only tensors and plain values are read.
     """
     with status(f"converting {model}"):
         import hf_retarget as rt

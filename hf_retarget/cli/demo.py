@@ -1,4 +1,4 @@
-"""``hf-retarget demo``: a base, its fine-tuning, an update of the base, and the port, on embedded images, offline."""
+"""``hf-retarget demo``: a base, its fine-tuning, an update of the base, and a port, on embedded images, offline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 MODEL, SIZE = "test_resnet", 32
 OLD = ("Trouser", "Dress", "Sandal", "Sneaker", "Bag", "Ankle boot")
 NEW = ("T-shirt/top", "Pullover", "Coat", "Shirt")
-"""What the bases are trained on, and what the old one is fine-tuned on: the four that are hardest to tell apart."""
+"""Classes for training the bases, and for fine-tuning the old one: the four that are hardest to distinguish."""
 
 BASE_STEPS, TUNING_STEPS, UPDATE_STEPS = 200, 150, 120
 NOISE = 60
-"""Standard deviation, in levels of gray."""
+"""Standard deviation in gray levels."""
 
 
 @click.command(epilog="Example: hf-retarget demo --out /tmp/demo")
@@ -33,17 +33,16 @@ NOISE = 60
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo"),
     show_default=True,
-    help="Where to put models and pages; earlier ones are replaced.",
+    help="Folder for models and reports; earlier ones are replaced.",
 )
-@click.option("--quick", is_flag=True, help="Train only briefly: to see that everything runs, not what it is good for.")
+@click.option("--quick", is_flag=True, help="Train only briefly, to test that everything runs.")
 @debug_option
 def demo(out: Path, quick: bool) -> None:
-    """See a whole port, on images that come with the package.
+    """Run a complete port, on images that come with the package.
 
-    Needs no network. A small network learns to tell six kinds of clothes apart: the old base. It is fine-tuned on four
-    other kinds. Then the base is updated: it learns to withstand noise. The fine-tuning is moved to the update, and
-    compared with what else one could have done, on clean and on noisy images; and then to a base that was trained
-    independently.
+    Needs no network. A small network learns to distinguish six kinds of clothes: the old base. It is fine-tuned on four
+    other kinds. Then the base is updated to withstand noise. The fine-tuning is moved to the update, and compared with
+    the alternatives, on clean and on noisy images; then to an independently trained base.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     with status("starting"):
@@ -73,18 +72,18 @@ def demo(out: Path, quick: bool) -> None:
         )  # fmt: skip
         print_scores(done.document)
         echo(f"\n{done.verdict}\n")
-        echo("The harder case of the paper: a base that was trained independently, to which neurons are matched.\n")
+        echo("The harder case of the paper: an independently trained base, whose neurons have to be matched.\n")
         hard = recipe.override(**{"port.control": "naive"})
         paper = port(out / "old", out / "tuned", out / "independent", recipe=hard, out=out / "matched", **common)
     print_scores(paper.document)
     echo(f"\n{paper.verdict}")
     echo(f"\nThe ported models, their cards and all figures: {(out / 'ported').resolve()}")
-    echo("To port a fine-tuning of your own: hf-retarget port --help")
-    echo(f"\nNow look at the report: {(out / 'ported' / 'report.html').resolve()}")
+    echo("To port your own fine-tuning: hf-retarget port --help")
+    echo(f"\nOpen the report: {(out / 'ported' / 'report.html').resolve()}")
 
 
 def mix_noise(classes: tuple[str, ...]) -> dict[str, Any]:
-    """The embedded images of some classes: in training half of them noisy, in the test all of them."""
+    """The embedded images of some classes, with noise on every second training image and all test images."""
     import numpy as np
     from PIL import Image
 
@@ -107,7 +106,7 @@ def mix_noise(classes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def make_base(seed: int) -> nn.Module:
-    """A network with random weights that expects small gray images."""
+    """A randomly initialised network for small grayscale images."""
     import timm
     import torch
 
@@ -119,7 +118,7 @@ def make_base(seed: int) -> nn.Module:
 
 
 def training(recipe: Recipe, classes: tuple[str, ...], steps: float, seed: int) -> Recipe:
-    """The recipe of a training on some kinds of clothes."""
+    """A recipe for training on some of the classes."""
     return recipe.override(
         **{
             "data.classes": classes,

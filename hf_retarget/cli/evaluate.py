@@ -1,4 +1,4 @@
-"""``hf-retarget evaluate``: how good a model is, class by class, and what it confuses."""
+"""``hf-retarget evaluate``: score models, by class and with their confusions."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _MOST_CONFUSIONS = 10
 @click.option(
     "--split",
     type=click.Choice(SPLITS),
-    help="Images to score on (if not given: those to test on, or all if the data has a single split).",
+    help="Images to score on (default: the test split, or all images of data with a single split).",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), help="Images that go through the model at once.")
-@click.option("--all", "everything", is_flag=True, help="List all classes and confusions, however many.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Images per forward pass.")
+@click.option("--all", "everything", is_flag=True, help="List all classes and confusions.")
 @num_classes_option
 @model_options
 @run_options
@@ -55,8 +55,8 @@ def evaluate(
 ) -> None:
     """Score MODEL on images: accuracy, loss, classes, confusions.
 
-    MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with --arch.
-    Several are scored one by one, and as an ensemble: the mean of their probabilities.
+    MODEL is a timm name (resnet18.a1_in1k), a Hub id (org/name@revision), a folder, or a file with --arch. Several
+    models are scored one by one and as an ensemble, by the mean of their probabilities.
     """
     if batch_size is not None:
         recipe = recipe.override(**{"port.eval_batch": batch_size})
@@ -75,6 +75,8 @@ def evaluate(
 
 
 def _print(scored: Evaluation, everything: bool) -> None:
+    from hf_retarget.report.classes import list_confusions
+
     found = scored.score
     if scored.members:
         together = [(each, each.score) for each in (*scored.members, scored)]
@@ -90,34 +92,24 @@ def _print(scored: Evaluation, everything: bool) -> None:
     if found.top5 is not None:
         echo(f"top-5   {found.top5:.2%}")
     echo(f"loss    {found.loss:.4f}")
-    classes, confusions = rank_classes(scored), rank_confusions(scored)
-    for columns, rows, most, names in (
-        (("class", "images", "accuracy"), classes, _MOST_CLASSES, 1),
+    names = [scored.name(number) for number in range(len(found.confusion))]
+    confusions = [
+        (true, predicted, f"{count:,}", f"{share:.1%}")
+        for true, predicted, count, share in list_confusions(found.confusion, names)
+    ]
+    for columns, rows, most, texts in (
+        (("class", "images", "accuracy"), rank_classes(scored), _MOST_CLASSES, 1),
         (("is", "taken for", "images", "share"), confusions, _MOST_CONFUSIONS, 2),
     ):
         if rows:
             echo()
-            print_table(columns, rows if everything else rows[:most], names)
+            print_table(columns, rows if everything else rows[:most], texts)
         if len(rows) > most and not everything:
             echo(f"… and {len(rows) - most:,} more; --all lists them")
 
 
 def rank_classes(scored: Evaluation) -> list[Row]:
-    """Name, images and accuracy of every class that has images, the worst first."""
+    """Name, number of images and accuracy of each class with images, worst first."""
     found = scored.score
     ranked = sorted((accuracy, number) for number, accuracy in enumerate(found.per_class) if accuracy is not None)
     return [(scored.name(number), f"{sum(found.confusion[number]):,}", f"{value:.1%}") for value, number in ranked]
-
-
-def rank_confusions(scored: Evaluation) -> list[Row]:
-    """The true class, the predicted one, how often, and which share of the true class, the most frequent first."""
-    ranked = sorted(
-        (-count, true, predicted)
-        for true, row in enumerate(scored.score.confusion)
-        for predicted, count in enumerate(row)
-        if count and true != predicted
-    )
-    return [
-        (scored.name(true), scored.name(predicted), f"{-count:,}", f"{-count / sum(scored.score.confusion[true]):.1%}")
-        for count, true, predicted in ranked
-    ]

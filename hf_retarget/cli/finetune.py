@@ -1,4 +1,4 @@
-"""``hf-retarget finetune``: train a model on images, and save it as a folder that timm loads."""
+"""``hf-retarget finetune``: fine-tune a model on images, and save it to a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.push import check_push, print_pushed, push_result
+from hf_retarget.cli.push import check_push, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import describe_command, describe_data, echo, echo_json, echo_rows
 from hf_retarget.errors import FinishedError
@@ -37,7 +37,7 @@ Examples:
   hf-retarget finetune ported/ --data cub --epochs 3 --evaluate-every 100 --out finished
 """
 
-_MOST = 12  # scores of the validation curve that are printed
+_MOST = 12  # printed scores of the validation curve
 
 
 _COMMON = "--steps --epochs --lr --batch-size --record --teacher --arch --device --resume --overwrite --push-to-hub"
@@ -46,24 +46,22 @@ _COMMON = "--steps --epochs --lr --batch-size --record --teacher --arch --device
 @click.command(cls=SectionedCommand, common=_COMMON, epilog=_EXAMPLE)
 @model_argument("model")
 @click.option(
-    "--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to make for the tuned model."
+    "--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New folder for the tuned model."
 )
 @click.option(
     "--head",
     type=click.Choice(START_HEADS),
     default="auto",
     show_default=True,
-    help="Classifier to begin with: the model's own, a random one, or zeros; auto: its own if the classes agree.",
+    help="Initial classifier: the model's own, a random one, or zeros; auto: its own if the classes agree.",
 )
 @click.option(
     "--record",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Keep the weights of every N-th step in DIR/trajectory, for ports along it.",
+    help="Save the weights of every N-th step to DIR/trajectory, for ports along it.",
 )
-@click.option(
-    "--teacher", metavar="MODEL", help="Learn what this model says about the images, which then need no labels."
-)
+@click.option("--teacher", metavar="MODEL", help="Learn the answers of this model; the images need no labels.")
 @num_classes_option
 @output_options
 @push_options
@@ -77,8 +75,8 @@ def finetune(
 ) -> None:
     """Fine-tune MODEL on images, and save it to a folder.
 
-    MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with --arch.
-    A ported folder will do, too. The last weights are saved; DIR appears when all is done.
+    MODEL is a timm name (resnet18.a1_in1k), a Hub id (org/name@revision), a folder such as a port, or a file with
+    --arch. The last weights are saved; DIR appears when everything is done.
     """
     place = check_push(destination, options["token"])
     with status("starting"):
@@ -94,13 +92,11 @@ def finetune(
         return
     if not as_json:
         echo_rows(_describe(document, options["out"]), width=11)
-    pushed = push_result(options["out"], place, quiet)
+    pushed = push_result(options["out"], place, quiet, as_json)
     if as_json:
         echo_json({"folder": str(options["out"]), **pushed} | document)
         return
-    if pushed:
-        print_pushed(pushed["pushed"])
-    if not quiet and document.get("labelled", True):  # without labels, there is nothing to evaluate on
+    if not quiet and document.get("labelled", True):  # without labels, evaluate cannot score
         echo(f"Next: hf-retarget evaluate {describe_data(options['out'], recipe)}", err=True)
 
 
@@ -118,7 +114,7 @@ def _describe(document: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         last, count = len(curve) - 1, min(len(curve), _MOST)
         shown = [
             curve[round(place * last / max(count - 1, 1))] for place in range(count)
-        ]  # the first and last among them
+        ]  # with the first and the last
         rows.append(("validation", ", ".join(f"{value:.1%} (step {step:,})" for step, value in shown)))
     top5 = f", top-5 {test['top5']:.1%}" if test["top5"] is not None else ""
     top1 = "top-1" if document.get("labelled", True) else "agreement with the teacher"

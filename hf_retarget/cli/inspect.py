@@ -1,4 +1,4 @@
-"""``hf-retarget inspect``: derive the permutation graph of a model, and show it."""
+"""``hf-retarget inspect``: derive and show the permutation graph of a model."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command(epilog=_EXAMPLE)
 @model_argument("model")
-@click.option("--verify", "verified", is_flag=True, help="Verify it: permute random weights and compare outputs.")
+@click.option(
+    "--verify", "verified", is_flag=True, help="Verify the graph: permute random weights and compare outputs."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("--svg", type=_FILE, help="Write the picture to FILE.", metavar="FILE")
-@click.option("--html", type=_FILE, help="Write a page with picture and tables to FILE.", metavar="FILE")
-@click.option("--save", type=_FILE, help="Write the permutation graph to FILE, as JSON.", metavar="FILE")
-@click.option("--all", "everything", is_flag=True, help="Show every block, even where many are alike.")
-@click.option("--img-size", type=click.IntRange(min=1), help="Input size, for models of timm that take one.")
-@click.option("--in-chans", type=click.IntRange(min=1), help="Input channels, for models of timm.")
-@click.option("--num-classes", type=click.IntRange(min=0), help="Classes, for models of timm.")
+@click.option("--svg", type=_FILE, help="Write the picture.", metavar="FILE")
+@click.option("--html", type=_FILE, help="Write a page with picture and tables.", metavar="FILE")
+@click.option("--save", type=_FILE, help="Write the permutation graph as JSON.", metavar="FILE")
+@click.option("--all", "everything", is_flag=True, help="Show every block, even if many are alike.")
+@click.option("--img-size", type=click.IntRange(min=1), help="Input size, for timm models that accept one.")
+@click.option("--in-chans", type=click.IntRange(min=1), help="Input channels, for timm models.")
+@click.option("--num-classes", type=click.IntRange(min=0), help="Number of classes, for timm models.")
 @debug_option
 @click.pass_context
-def inspect(  # more than seven parameters: each is an option that this command alone reads
+def inspect(  # more than seven parameters: each is an option of this command only
     ctx: click.Context,
     /,
     model: str,
@@ -56,11 +58,11 @@ def inspect(  # more than seven parameters: each is an option that this command 
     everything: bool,
     **options: int | None,
 ) -> None:
-    """Show which neurons of MODEL may be permuted.
+    """Show which neurons of MODEL may be permuted together.
 
-    Permuted together, they leave its function as it is. MODEL is a name of timm, an id of the Hub (org/name@revision),
-    a folder, or package.module:factory. It is built without weights: nothing is downloaded but, for the Hub, its
-    configuration and the headers of its safetensors.
+    Such permutations do not change its function. MODEL is a timm name, a Hub id (org/name@revision), a folder, or
+    package.module:factory. It is built without weights: from the Hub, only its configuration and the headers of its
+    safetensors are downloaded.
     """
     from hf_retarget.inspection import draw_page, draw_picture, print_summary, summarise
 
@@ -82,7 +84,7 @@ def inspect(  # more than seven parameters: each is an option that this command 
 
 
 def derive(model: str, verified: bool, options: dict[str, Any]) -> tuple[PermutationGraph, Verification | None]:
-    """The permutation graph of a model, and the result of the check if it was asked for."""
+    """The permutation graph of a model, and its verification if requested."""
     with status(f"tracing {model}"):
         import hf_retarget as rt
         from hf_retarget.models import empty_model
@@ -100,7 +102,7 @@ def _is_stored(model: str) -> bool:
 
 
 def _load_stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor]:
-    """A model that is somewhere with its weights, and an image for it; its files decide about everything."""
+    """Build a stored model, and an input for it, as its files describe them."""
     import torch
 
     from hf_retarget.data import choose_preprocess
@@ -108,9 +110,9 @@ def _load_stored(model: str, options: dict[str, Any]) -> tuple[nn.Module, Tensor
 
     if options:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise click.UsageError(f"{given}: '{model}' is what its files say; give the name of an architecture instead.")
+        raise click.UsageError(f"{given}: '{model}' is defined by its files; give the name of an architecture instead.")
     if Path(model).is_file():
-        raise click.UsageError(f"'{model}' is a file of weights; give the name of its architecture (resnet18) instead.")
+        raise click.UsageError(f"'{model}' is a weights file; give the name of its architecture (resnet18) instead.")
     checkpoint = peek_checkpoint(model, optional=True).checkpoint
     size = choose_preprocess(checkpoint).input_size
     return checkpoint.skeleton(), torch.zeros(2, *size)

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from hf_retarget.names import PRECISIONS
 
 DEBUG = "hf_retarget.debug"
-"""The key in ``click.Context.meta`` that says whether a known error shows its traceback."""
+"""Key in ``click.Context.meta``: whether a known error shows its traceback."""
 
 _DESTINATION = ("private", "revision", "message", "create_pr", "replace_card")
 
@@ -21,10 +21,10 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _together(*options: Decorator) -> Decorator:
-    """One decorator that adds several options, in this order."""
+    """Combine several options into one decorator, in this order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):  # the last one added comes first in the help
+        for option in reversed(options):  # the last one added is listed first
             command = option(command)
         return command
 
@@ -32,17 +32,17 @@ def _together(*options: Decorator) -> Decorator:
 
 
 def complete_paths(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let a shell complete files and folders, where names are possible, too."""
+    """Let shells complete paths, for parameters that accept names as well."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def model_argument(name: str, **options: Any) -> Decorator:
-    """An argument that is a model."""
+    """A click argument for a model."""
     return click.argument(name, shell_complete=complete_paths, **options)
 
 
 def model_option(flag: str, **options: Any) -> Decorator:
-    """An option that takes a model."""
+    """A click option for a model."""
     return click.option(flag, metavar="MODEL", shell_complete=complete_paths, **options)
 
 
@@ -58,7 +58,7 @@ debug_option = click.option(
     envvar="HF_DEBUG",
     expose_value=False,
     is_eager=True,
-    callback=lambda ctx, _, value: ctx.meta.__setitem__(DEBUG, value),  # the group reads it when something fails
+    callback=lambda ctx, _, value: ctx.meta.__setitem__(DEBUG, value),  # read by the group on errors
     help="Show the traceback of an error (also: HF_DEBUG=1).",
 )
 token_option = click.option("--token", metavar="TEXT", callback=_read_token, help="Token for the Hub (also: HF_TOKEN).")
@@ -66,7 +66,7 @@ arch_option = click.option(
     "--arch", metavar="NAME", help="Architecture of a weight file: a timm name, or module:factory."
 )
 allow_pickle_option = click.option(
-    "--allow-pickle", is_flag=True, help="Read .pth, .pth.tar, .pt and .bin files, too (tensors and plain values only)."
+    "--allow-pickle", is_flag=True, help="Also read .pth, .pth.tar, .pt and .bin files (tensors and plain values only)."
 )
 model_options = _together(
     arch_option,
@@ -74,18 +74,18 @@ model_options = _together(
     click.option(
         "--preprocess",
         metavar="HOW",
-        help="What is done to images: none, or a JSON file with a timm data configuration (the model's if not given).",
+        help="Preprocessing: none, or a JSON file with a timm data configuration (default: the model's).",
     ),
     token_option,
 )
-"""How references to models are read."""
+"""How to read references to models."""
 
 _BASES = {
     "--src-base": "Old base, where the fine-tuning started.",
     "--src-ft": "Tuned model: the old base after fine-tuning, or a PEFT adapter of it.",
     "--new-base": "New base, to which the fine-tuning moves.",
 }
-_force = click.option("--force-base", is_flag=True, help="Take an adapter that names another base than --src-base.")
+_force = click.option("--force-base", is_flag=True, help="Accept an adapter that names a base other than --src-base.")
 bases_options, optional_bases = (
     _together(*(model_option(name, required=needed, help=text) for name, text in _BASES.items()), _force)
     for needed in (True, False)
@@ -94,17 +94,17 @@ bases_options, optional_bases = (
 
 
 def require(**values: Any) -> None:
-    """Refuse options that are missing, where only other options tell that they are needed."""
+    """Refuse missing options that are required only in combination with others."""
     for name, value in values.items():
         if not value:
             raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.")
 
 
 num_classes_option = click.option(
-    "--num-classes", type=click.IntRange(min=1), help="Classes that the model has now, if its files do not tell."
+    "--num-classes", type=click.IntRange(min=1), help="Number of classes of MODEL, if its files do not tell."
 )
 run_options = _together(
-    click.option("--device", metavar="NAME", help="Where to run: cpu, cuda, mps (found if not given)."),
+    click.option("--device", metavar="NAME", help="Where to run: cpu, cuda, mps (default: detected)."),
     click.option(
         "--precision", type=click.Choice(PRECISIONS), default="no", show_default=True, help="Mixed precision."
     ),
@@ -114,53 +114,53 @@ run_options = _together(
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="Processes that read images; the result does not depend on it.",
+        help="Processes that load images; results do not depend on it.",
     ),
     click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
 )
-"""Where and how work runs."""
+"""Where and how to run."""
 
 lock_option = click.option(
     "--no-lock",
     "lock",
     flag_value=False,
     default=True,
-    help="Do not lock DIR, where the file system has no locks: no other run may write there.",
+    help="Do not lock DIR, for file systems without locks; make sure that no other run writes there.",
 )
 output_options = _together(
-    click.option("--resume", is_flag=True, help="Continue the run for DIR that was interrupted."),
-    click.option("--overwrite", is_flag=True, help="Replace what is in DIR, and forget an interrupted run."),
+    click.option("--resume", is_flag=True, help="Continue the interrupted run for DIR."),
+    click.option("--overwrite", is_flag=True, help="Replace DIR, and discard an interrupted run."),
     lock_option,
 )
-"""What happens to an earlier result."""
+"""How to treat an earlier result."""
 
 
 def destination_options(revision: str) -> Decorator:
-    """Add how to push, with `revision` as the option for the branch.
+    """Options for pushing, with `revision` as the flag for the branch.
 
     The command receives the fields of a `hf_retarget.publish.Destination`.
     """
     return _together(
-        click.option("--private", is_flag=True, help="Make the repository private, if it is new."),
-        click.option(revision, "revision", metavar="BRANCH", help="Branch to push to, made if need be [main]."),
-        click.option("--commit-message", "message", metavar="TEXT", help="What the commit says."),
+        click.option("--private", is_flag=True, help="Make a new repository private."),
+        click.option(revision, "revision", metavar="BRANCH", help="Branch to push to, created if necessary [main]."),
+        click.option("--commit-message", "message", metavar="TEXT", help="Commit message."),
         click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to the branch."),
-        click.option("--replace-card", is_flag=True, help="Replace a README.md that is there; else it is kept."),
+        click.option("--replace-card", is_flag=True, help="Replace an existing README.md, which is kept by default."),
     )
 
 
 def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--push-to-hub`` and how to push; the command receives all of it as `destination`, or None."""
+    """Add ``--push-to-hub`` and its options; the command receives them as `destination`, or None."""
 
     @wraps(command)
     def with_destination(*arguments: Any, push_to_hub: str | None, **options: Any) -> Any:
         destination = {name: options.pop(name) for name in _DESTINATION}
         if push_to_hub is None and any(destination.values()):
-            raise click.UsageError("--push-to-hub is missing: the options about pushing need a repository.")
+            raise click.UsageError("--push-to-hub is missing: options for pushing need a repository.")
         destination = {"repository": push_to_hub, **destination}
         return command(*arguments, destination=destination if push_to_hub else None, **options)
 
-    add = click.option("--push-to-hub", metavar="REPO", help="Push the result to this repository of the Hub.")
+    add = click.option("--push-to-hub", metavar="REPO", help="Push the result to this Hub repository.")
     return add(destination_options("--hub-revision")(with_destination))
 
 
@@ -168,20 +168,20 @@ def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: the command ends as after Ctrl-C, with its state kept and temporary files removed."""
+    """Raised on SIGTERM: the command ends as after Ctrl-C, keeping its state and removing temporary files."""
 
 
 class Interrupted(click.ClickException):
-    """The last line of a command that a signal ended, and the exit code that shells expect of it."""
+    """The last line of a command that was ended by a signal, with the exit code shells expect."""
 
     def __init__(self, signal: KeyboardInterrupt, advice: str = "") -> None:
         super().__init__(f"interrupted{advice}")
-        self.exit_code = 143 if isinstance(signal, Terminated) else 130  # type: ignore[misc]  # as click's own do
+        self.exit_code = 143 if isinstance(signal, Terminated) else 130  # type: ignore[misc]  # as in click's own exceptions
 
 
 @contextmanager
 def resumable(advice: str = "; the same command with --resume continues") -> Iterator[None]:
-    """Say, when the work is interrupted, that it can be continued.
+    """On interruption, end with advice on how to continue.
 
     Example:
         >>> with resumable():

@@ -1,4 +1,4 @@
-"""``hf-retarget outdated``: which models were made from a base that has a successor, and how to port them."""
+"""``hf-retarget outdated``: find models whose base has a successor, and how to port them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hf_retarget.successors import Finding
 
 SOME = 3
-"""The exit code if some are outdated."""
+"""The exit code if some models are outdated."""
 
 _EXAMPLE = """\b
 Examples:
@@ -28,8 +28,10 @@ Examples:
 
 @click.command(epilog=_EXAMPLE)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option("--user", metavar="NAME", help="All models of a user or an organisation of the Hub.")
-@click.option("--folder", metavar="DIR", type=click.Path(path_type=Path), help="All models in a folder, and below.")
+@click.option("--user", metavar="NAME", help="All models of a user or organisation on the Hub.")
+@click.option(
+    "--folder", metavar="DIR", type=click.Path(path_type=Path), help="All models in a folder and its subfolders."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @token_option
@@ -45,14 +47,14 @@ def outdated(
     quiet: bool,
     token: str | None,
 ) -> None:
-    """Find the models whose base has a new version.
+    """Find models whose base has a new version or new weights.
 
-    Or new weights; the command that ports each is printed. A MODEL is a Hub id or a folder. Its base is the one that
-    its port.json, finetune.json, adapter_config.json or card names. Exits with 0 if none is outdated, with 3 if some
-    are, and with 1 if any could not be looked at.
+    The command that ports each is printed. A MODEL is a Hub id or a folder. Its base is the one named in its port.json,
+    finetune.json, adapter_config.json or card. Exits with 0 if none is outdated, with 3 if some are, and with 1 if any
+    model failed.
     """
     if not (models or user or folder):
-        raise click.UsageError("Missing models: name some, or say --user or --folder.")
+        raise click.UsageError("Missing models: name some, or use --user or --folder.")
     with status("starting"):
         from hf_retarget.successors import outdated
     with watch(quiet) as progress:

@@ -1,4 +1,4 @@
-"""``hf-retarget plane``: accuracy and loss between models, over a line or a plane."""
+"""``hf-retarget plane``: accuracy and loss between models, on a line or a plane."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
 """
 
 _RECIPE = ("bn_batches", "batch_size", "seed")
-"""Options that are fields of the recipe's section `port`."""
+"""Options for fields of the recipe's section `port`."""
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
@@ -40,32 +40,32 @@ _RECIPE = ("bn_batches", "batch_size", "seed")
     "--report",
     type=click.Path(path_type=Path),
     metavar="PORT",
-    help="Show the picture in the report of this port, too (DIR is PORT/plane if not given).",
+    help="Add the picture to the report of this port (default for DIR: PORT/plane).",
 )
 @click.option("--grid", type=click.IntRange(min=2), metavar="N", help="Points along a side (33 for a line, else 17).")
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, max=10),
     metavar="PART",
-    help="How far beyond the models to look, in parts of their distance (0 for a line, else 0.2).",
+    help="How far to extend beyond the models, as a share of their distance (0 for a line, else 0.2).",
 )
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="Images to score on.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Score on N images of the split only.")
-@click.option("--bn-batches", type=click.IntRange(min=0), help="Minibatches that re-estimate BatchNorm at each point.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Images in one of these minibatches.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the minibatches, of --limit and of the matching.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Score on only N images of the split.")
+@click.option("--bn-batches", type=click.IntRange(min=0), help="Minibatches to re-estimate BatchNorm at each point.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Images per such minibatch.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of minibatches, --limit and matching.")
 @click.option(
     "--permute",
     multiple=True,
     metavar="HOW",
-    help="'match': bring all models into the arrangement of the first, by their weights. NAME=match, NAME=FILE or "
-    "NAME=PORT (a port's folder): only this one.",
+    help="'match': align all models with the first by their weights. NAME=match, NAME=FILE or NAME=PORT (a port's "
+    "folder): align only this one.",
 )
 @click.option(
     "--graph",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Permutation graph that a permutation belongs to (traced if not given).",
+    help="Permutation graph of the permutations (default: traced).",
 )
 @output_options
 @model_options
@@ -73,7 +73,7 @@ _RECIPE = ("bn_batches", "batch_size", "seed")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @recipe_options("data")
 @debug_option
-def plane(  # more than seven parameters: each is an option that this command alone reads
+def plane(  # more than seven parameters: each is an option of this command only
     recipe: Recipe,
     more: tuple[str, ...],
     models: tuple[str, ...],
@@ -86,14 +86,14 @@ def plane(  # more than seven parameters: each is an option that this command al
 ) -> None:
     """Show accuracy and loss on the line or plane through models.
 
-    Between two models that is a line, with its barrier; through three, a plane. They are of one architecture, with
-    heads of one size. BatchNorm statistics are re-estimated at every point. A first, coarse picture is in DIR early;
-    --resume continues a run that was interrupted.
+    Two models span a line, of which the barrier is measured, and three a plane. The models share an architecture and
+    the size of the head. BatchNorm statistics are re-estimated at every point. A coarse picture appears in DIR early;
+    --resume continues an interrupted run.
     """
     if not models and not more:
         raise click.UsageError("Missing option '--models'.")
     if out is None and report is None:
-        raise click.UsageError("Missing option '--out' (or say --report PORT).")
+        raise click.UsageError("Missing option '--out' (or --report PORT).")
     changes = {f"port.{name}": options.pop(name) for name in _RECIPE}
     recipe = recipe.override(**{key: value for key, value in changes.items() if value is not None})
     with status("starting"):
@@ -126,7 +126,7 @@ def plane(  # more than seven parameters: each is an option that this command al
 
 
 def read_models(texts: tuple[str, ...]) -> dict[str, str]:
-    """Names and references: NAME=MODEL says both, else the name is the end of the reference.
+    """Parse NAME=MODEL; a model without a name gets the end of its reference.
 
     Example:
         >>> read_models(("plain=runs/retuned", "runs/ported/"))
@@ -141,12 +141,12 @@ def read_models(texts: tuple[str, ...]) -> dict[str, str]:
     names = [name or short for name, short in zip(given, shorten_names(references), strict=True)]
     for name in names:
         if names.count(name) > 1:
-            raise click.UsageError(f"Two models are called '{name}'; give them names: NAME=MODEL.")
+            raise click.UsageError(f"Two models are named '{name}'; give them names with NAME=MODEL.")
     return dict(zip(names, references, strict=True))
 
 
 def read_permutations(texts: tuple[str, ...]) -> str | dict[str, str] | None:
-    """What --permute says: nothing, 'match' for all, or how for each name.
+    """Parse --permute: nothing, 'match' for all, or a method for each name.
 
     Example:
         >>> read_permutations(()), read_permutations(("match",)), read_permutations(("old=ported/",))

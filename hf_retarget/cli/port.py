@@ -1,4 +1,4 @@
-"""``hf-retarget port``: move a fine-tuning to a new base, and say whether that was worth it."""
+"""``hf-retarget port``: move a fine-tuning to a new base, and report whether that was worth it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_retarget.cli.options import (
     resumable,
     run_options,
 )
-from hf_retarget.cli.push import check_push, print_pushed, push_result
+from hf_retarget.cli.push import check_push, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import (
     Row,
@@ -52,7 +52,7 @@ Examples:
 """
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite", "lock")  # what a plan does not need
+_PORT_ONLY = ("gradient_cache", "dtype", "resume", "overwrite", "lock")  # not needed for a plan
 
 
 _COMMON = (
@@ -66,39 +66,37 @@ _COMMON = (
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder to make for the ported model (TUNED-on-BASE if not given).",
+    help="New folder for the ported model (default: TUNED-on-BASE).",
 )
 @click.option(
     "--permutation",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
-    help="Permutation of an earlier port (its folder, or the file): no gradients.",
+    help="Reuse the permutation of an earlier port (its folder, or the file), without gradients.",
 )
 @click.option("--tuned-target", metavar="MODEL", help="Real fine-tuning of the new base, to compare with.")
-@click.option("--initial-head", type=_FILE, metavar="FILE", help="Head with which the fine-tuning began.")
+@click.option("--initial-head", type=_FILE, metavar="FILE", help="Initial head of the fine-tuning.")
 @click.option(
     "--checkpoints",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
-    help="Folder of a recorded trajectory, or, repeated, the checkpoints of the fine-tuning in order: port along them.",
+    help="Port along a recorded trajectory (its folder), or along checkpoints (repeat in order).",
 )
 @click.option(
     "--gradient-cache",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep the gradients along the fine-tuning there, for ports of it to other bases.",
+    help="Cache the gradients along the fine-tuning, for ports of it to other bases.",
 )
-@click.option("--also-data", metavar="DATA", help="Second set of images, with a column of its own in all results.")
-@click.option("--also-data-fit", is_flag=True, help="Fit closed-form heads on its training images, too.")
+@click.option("--also-data", metavar="DATA", help="Second set of images to score on, shown in a separate column.")
+@click.option("--also-data-fit", is_flag=True, help="Also fit closed-form heads on its training images.")
+@click.option("--text", type=_FILE, metavar="FILE", help="Texts (.txt, .jsonl) on which to score a language model.")
 @click.option(
-    "--text", type=_FILE, metavar="FILE", help="Texts (.txt, .jsonl): how much of a language model's gain was kept."
+    "--force-relation", is_flag=True, help="With --data none, add the fine-tuning even to an independent base."
 )
-@click.option(
-    "--force-relation", is_flag=True, help="With --data none, add the fine-tuning to an independent base, too."
-)
-@click.option("--dtype", type=click.Choice(DTYPES), help="Store the weights so (as the new base does if not given).")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done, and what it would cost.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Type to store weights in (default: that of the new base).")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done, and what it would cost.")
 @output_options
 @push_options
 @model_options
@@ -117,8 +115,8 @@ def port(
 ) -> None:
     """Move a fine-tuning to a new base of the same architecture.
 
-    A MODEL is a name of timm (resnet18.a1_in1k), an id of the Hub (org/name@revision), a folder, or a file with
-    --arch. The folder DIR appears when all is done.
+    A MODEL is a timm name (resnet18.a1_in1k), a Hub id (org/name@revision), a folder, or a file with --arch. The
+    folder DIR appears when everything is done.
     """
     options["checkpoints"] = options["checkpoints"] or None
     if out is None:
@@ -155,24 +153,22 @@ def port(
         if document.adapter:
             echo(document.adapter.sentence)
         echo(f"Saved to {out}")
-    pushed = push_result(out, place, quiet)
+    pushed = push_result(out, place, quiet, as_json)
     if as_json:
         echo_json({"folder": str(out), **pushed} | document.to_json())
         return
-    if pushed:
-        print_pushed(pushed["pushed"])
     if not quiet:
         if times := compare_times(document):
             echo(f"Time: {times}", err=True)
         echo(f"Look: {out}/report.html", err=True)
         if choose_action(document) == KEEP:
-            echo("Keep the tuned model: it is clearly ahead of everything that was tried on the new base.", err=True)
+            echo("Keep the tuned model: it is clearly ahead of everything tried on the new base.", err=True)
         if command := advise(document, str(out), options, hidden_data(recipe)):
             echo(f"Next: {command}", err=True)
 
 
 def name_result(tuned: str, new_base: str) -> str:
-    """The folder of a port that was given none: after the tuned model and the new base, in the current folder.
+    """The default folder of a port, named after the tuned model and the new base.
 
     Example:
         >>> name_result("me/birds@v2", "timm/resnet18.a1_in1k"), name_result("runs/tuned/", "new/model.safetensors")
@@ -202,13 +198,13 @@ def _plan(recipe: Recipe, quiet: bool, as_json: bool, options: dict[str, Any]) -
 def _describe_price(plan: Plan) -> str:
     gradients = f"{plan.gradients:,} gradients of a minibatch"
     if plan.method == AUTO:
-        return f"{plan.forwards:,.0f} minibatches forward at most, and {gradients} if something is to be matched"
+        return f"at most {plan.forwards:,.0f} forward passes of a minibatch, and {gradients} if matching is needed"
     return gradients
 
 
 def _describe(plan: Plan) -> list[Row]:
     images = ", ".join(f"{count:,} {split}" for split, count in plan.images.items())
-    held = f", {len(plan.held)} held still by tables" if plan.held else ""
+    held = f", {len(plan.held)} kept in place by tables" if plan.held else ""
     stacks = "leading directions of the gradients" if plan.compressed else "all gradients"
     rows = [
         ("model", f"{plan.architecture}, {plan.parameters:,} parameters, {plan.classes} classes"),
@@ -225,6 +221,6 @@ def _describe(plan: Plan) -> list[Row]:
         rows.append(("control", f"plain fine-tuning, {plan.control_steps:,} steps"))
     rows += [
         ("memory", f"about {plan.memory / 1e9:.1f} GB, with {stacks} kept"),
-        ("time", f"{estimate(plan.seconds)}, and the search for permutations"),
+        ("time", f"{estimate(plan.seconds)}, plus the search for permutations"),
     ]
     return [*rows, *(("note", note) for note in plan.notes)]

@@ -1,4 +1,4 @@
-"""``hf-retarget port-all``: port every fine-tuning of a base to a new one, and print the result of each."""
+"""``hf-retarget port-all``: port all fine-tunings of a base to a new one, and print the result of each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Examples:
   hf-retarget port-all --src-base timm/a --new-base timm/b --models-file models.yaml --out ported
   hf-retarget port-all … --reuse-permutation --out ported
   hf-retarget port-all … --out ported --shard 3/16     # on the fourth of 16 machines
-  hf-retarget port-all --out ported --collect          # when all have ended
+  hf-retarget port-all --out ported --collect          # when all are done
 
 \b
-A models file is a list of models, with data and options of their own where needed:
+A models file is a list of models, optionally with their own data and options:
   - me/birds
   - model: me/pets
     data: pets
@@ -39,33 +39,39 @@ A models file is a list of models, with data and options of their own where need
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLE)
-@click.option("--src-base", metavar="MODEL", help="Old base, from which all fine-tunings started.")
-@click.option("--new-base", metavar="MODEL", help="New base, to which they are to move.")
+@click.option("--src-base", metavar="MODEL", help="Old base of all fine-tunings.")
+@click.option("--new-base", metavar="MODEL", help="New base, to which they move.")
 @click.option("--models", multiple=True, metavar="MODEL …", help="Fine-tunings of the old base.")
 @click.argument("more", nargs=-1, metavar="")
 @click.option(
     "--models-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="YAML list of fine-tunings: model, and if need be data, recipe, overrides and name (the folder).",
+    help="YAML list of fine-tunings: model, and optionally data, recipe, overrides and name (the folder).",
 )
 @click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder for them all."
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder for all results.",
 )
 @click.option(
-    "--reuse-permutation", is_flag=True, help="Use the permutation of the first port for all others: no gradients."
+    "--reuse-permutation",
+    is_flag=True,
+    help="Reuse the permutation of the first port for all others, without gradients.",
 )
 @click.option(
-    "--shard", metavar="I/N", help="Port only part I of N (from 0), on one of N machines; in a Slurm array, its own."
+    "--shard", metavar="I/N", help="Port only part I of N (from 0), on one of N machines; detected in a Slurm array."
 )
-@click.option("--collect", is_flag=True, help="Port nothing: join what all parts have left in DIR into one page.")
+@click.option("--collect", is_flag=True, help="Port nothing; join the results of all parts in DIR into one page.")
 @click.option(
     "--gradient-cache",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep the gradients along the fine-tunings there, for ports to other bases.",
+    help="Cache the gradients along the fine-tunings, for ports to other bases.",
 )
-@click.option("--overwrite", is_flag=True, help="Port again what is there already.")
+@click.option("--overwrite", is_flag=True, help="Port finished models again.")
 @lock_option
 @model_options
 @run_options
@@ -83,15 +89,15 @@ def port_all(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Port every fine-tuning of an old base to a new one.
+    """Port all fine-tunings of an old base to a new one.
 
-    Each gets a folder of its own below DIR. One that fails does not stop the rest. The same command continues where it
-    was interrupted, and skips what is finished. DIR/port-all.html says what to do with each. Exits with 1 if any
-    failed, or, with --collect, is not there.
+    Each gets its own folder below DIR. A failure does not stop the rest. After an interruption, the same command
+    continues and skips finished models. DIR/port-all.html recommends what to do with each. Exits with 1 if any failed,
+    or, with --collect, is missing.
     """
     shard, collect = options.pop("shard"), options.pop("collect")
     if collect and (shard or models or options["models_file"]):
-        raise click.UsageError("--collect takes what is in DIR; leave out --shard and the models.")
+        raise click.UsageError("--collect only reads DIR; leave out --shard and the models.")
     if not collect:
         require(src_base=options["src_base"], new_base=options["new_base"])
         if not (models or options["models_file"]):

@@ -1,4 +1,4 @@
-"""``hf-retarget push``: put a finished folder on the Hub; and what ``--push-to-hub`` of other commands does."""
+"""``hf-retarget push``: push a finished folder to the Hub; also implements ``--push-to-hub`` of other commands."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Examples:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("repo")
 @destination_options("--revision")
-@click.option("--trajectory", is_flag=True, help="Push the recorded trajectory, too.")
-@click.option("--samples", is_flag=True, help="Push the report, too, if it shows images that are not on the Hub.")
-@click.option("--no-verify", is_flag=True, help="Do not download the weights again to compare them.")
+@click.option("--trajectory", is_flag=True, help="Also push the recorded trajectory.")
+@click.option("--samples", is_flag=True, help="Also push a report that shows images which are not on the Hub.")
+@click.option("--no-verify", is_flag=True, help="Do not download the weights to verify them.")
 @token_option
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
@@ -52,14 +52,14 @@ def push(
 ) -> None:
     """Push FOLDER, a finished port or fine-tuning, to the Hub.
 
-    That is one commit. REPO is owner/name, or a name of your own; it is made if it is not there. Other files that are
-    there stay. What has arrived in an earlier attempt is not sent again. The token is that of hf auth login, HF_TOKEN
+    All files are pushed in one commit. REPO is owner/name, or just a name; it is created if necessary. Other files in
+    it are kept. Files uploaded in an earlier attempt are not sent again. The token is that of hf auth login, HF_TOKEN
     or --token.
     """
     with status("starting"):
         from hf_retarget.publish import Destination, push_folder
     _show_bars(quiet)
-    with resumable("; what has arrived is not sent again: the same command continues"), watch(quiet) as progress:
+    with resumable("; the same command continues without sending uploaded files again"), watch(quiet) as progress:
         what = {"trajectory": trajectory, "samples": samples, "verify": not no_verify}
         pushed = asdict(push_folder(folder, Destination(repo, **options), **what, progress=progress))
     if as_json:
@@ -69,7 +69,7 @@ def push(
 
 
 def check_push(options: dict[str, Any] | None, token: str | None) -> Destination | None:
-    """Whether what is asked for with --push-to-hub may work; before the work begins, in the main process."""
+    """Check the destination of --push-to-hub before the work begins, in the main process."""
     if options is None or not is_main_process():
         return None
     with status("asking the Hub"):
@@ -78,8 +78,8 @@ def check_push(options: dict[str, Any] | None, token: str | None) -> Destination
         return check_destination(Destination(**options, token=token))
 
 
-def push_result(folder: Path, destination: Destination | None, quiet: bool) -> dict[str, Any]:
-    """Push the finished folder; what to add to a JSON document about it. If it fails, the folder is there."""
+def push_result(folder: Path, destination: Destination | None, quiet: bool, as_json: bool) -> dict[str, Any]:
+    """Push the finished folder, and return an entry for its JSON document; an error tells how to push it later."""
     if destination is None:
         return {}
     from hf_retarget.publish import push_folder
@@ -87,16 +87,19 @@ def push_result(folder: Path, destination: Destination | None, quiet: bool) -> d
     _show_bars(quiet)
     try:
         with watch(quiet) as progress:
-            return {"pushed": asdict(push_folder(folder, destination, progress=progress))}
+            pushed = asdict(push_folder(folder, destination, progress=progress))
     except (PublishError, KeyboardInterrupt) as error:
         later = f"The result is saved in '{folder}'; push it later: {describe_push(folder, destination)}"
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(error, f". {later}") from None
         raise PublishError(f"{error}. {later}") from error
+    if not as_json:
+        print_pushed(pushed)
+    return {"pushed": pushed}
 
 
 def describe_push(folder: Path, destination: Destination) -> str:
-    """The command that pushes a folder, without a token.
+    """The command that pushes a folder, without the token.
 
     Example:
         >>> from hf_retarget.publish import Destination
@@ -112,16 +115,16 @@ def describe_push(folder: Path, destination: Destination) -> str:
 
 
 def print_pushed(facts: dict[str, Any]) -> None:
-    """Say on stdout where it is now; the facts are the fields of a `Pushed`."""
+    """Print the location of a pushed folder; `facts` are the fields of a `Pushed`."""
     where = facts["pull_request"] or facts["url"]
     branch = "" if facts["revision"] == "main" or facts["pull_request"] else f", branch {facts['revision']}"
-    done = "Pushed to" if facts["new"] else "All of it is there already:"
+    done = "Pushed to" if facts["new"] else "Already up to date:"
     echo(f"{done} {where}{branch} (commit {facts['commit'][:8]})")
 
 
 def _show_bars(quiet: bool) -> None:
-    """Show the client's progress bars only on a terminal."""
-    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # it is, but not by name
+    """Show the Hub client's progress bars only on a terminal."""
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # exported without its type
 
     if quiet or not sys.stderr.isatty():
         disable_progress_bars()

@@ -1,4 +1,4 @@
-"""The options of a recipe on the command line, one derived from each field, and help in sections."""
+"""Command line options derived from the fields of a recipe, and help in sections."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _HEADINGS = {
     "Hub": "--push-to-hub --private --hub-revision --commit-message --create-pr --replace-card",
     "Running": "--device --precision --num-workers --quiet --debug --help --help-all",
 }
-_ALL = "hf_retarget.help_all"  # the key in `click.Context.meta` that says whether all options are wanted
+_ALL = "hf_retarget.help_all"  # key in `click.Context.meta`: whether to show all options
 
 
 class SectionedCommand(click.Command):
-    """A command whose help shows the options of a recipe section by section, after its own.
+    """A command whose help shows the options of a recipe in sections, after its own.
 
-    With `common`, the flags that are used most, ``--help`` shows only those, the required ones first, and
-    ``--help-all`` shows everything.
+    With `common`, a list of the most used flags, ``--help`` shows only these and required options, and ``--help-all``
+    shows everything.
     """
 
     def __init__(self, *arguments: Any, common: str = "", **options: Any) -> None:
@@ -62,7 +62,7 @@ class SectionedCommand(click.Command):
         if self.common and not ctx.meta.get(_ALL):
             return "Often used" if set(parameter.opts) & set(self.common) else None
         if isinstance(parameter, _FieldOption):
-            return f"{_TITLES[parameter.field.section]} (defaults; a recipe may say otherwise)"
+            return f"{_TITLES[parameter.field.section]} (defaults, unless set by the recipe)"
         found = (title for title, flags in _HEADINGS.items() if set(parameter.opts) & set(flags.split()))
         return next(found, "Options") if self.common else "Options"
 
@@ -77,10 +77,10 @@ def _show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> No
 def recipe_options(
     *sections: str, plain: str = "port", required: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command `--data`, `--recipe`, `--preset` and the fields of some sections (all if none is named).
+    """Add `--data`, `--recipe`, `--preset` and the fields of the given sections (default: all) to a command.
 
-    The command receives one argument for all of them: `recipe`, a Recipe. The fields of the section `plain` go without
-    a prefix: `--steps`, but `--finetune-steps`. Unless `required`, a command without data gets the defaults.
+    The command receives them as one argument, the Recipe `recipe`. Fields of the section `plain` have no prefix:
+    `--steps`, but `--finetune-steps`. Unless `required`, the defaults are used without data.
 
     Example:
         >>> @click.command(cls=SectionedCommand)
@@ -112,51 +112,49 @@ def recipe_options(
 
 
 def _take_overrides(options: dict[str, Any]) -> dict[str, Any]:
-    """Move the values of fields out of the options of a command; those that were given are returned."""
+    """Remove the fields of a recipe from the options of a command, and return those given by the user."""
     ctx = click.get_current_context()
     overrides = {}
     for parameter in ctx.command.params:
         if isinstance(parameter, _FieldOption):
             name, field = str(parameter.name), parameter.field
             value = options.pop(name)
-            # By its source, not by its value: `--compress none` was given, and is None.
+            # Checked by source, because the value of `--compress none` is None.
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 overrides[field.key] = () if field.type is tuple and value == ("none",) else value
     return overrides
 
 
 class RecipeName(click.ParamType[str]):
-    """The name of a recipe, or anything else that data may be; a shell completes both."""
+    """The name of a recipe, or another reference to data; shells complete both."""
 
     name = "name"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Any text; what it is, is found out later."""
+        """Accept any text."""
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The recipes, each with its presets, and files."""
+        """Complete recipes with their presets, and files."""
         names = [word for name in recipe_names() for word in (name, *(f"{name}@{each}" for each in preset_names(name)))]
         return [*_complete(names, incomplete), *complete_paths(ctx, param, incomplete)]
 
 
 class _NeededOption(click.Option):
-    """An option without which a command says what to give; click's own `required` would not know of the recipe."""
+    """A required option; click's `required` could not be satisfied by --recipe."""
 
 
 def _name_recipe(kind: type[click.Option]) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...]:
-    data = "Recipe (cub, cub@released-code, mine.yaml), dataset of the Hub, image folder, or parquet or arrow file."
+    data = "Recipe (cub, cub@released-code, mine.yaml), Hub dataset, image folder, or parquet or arrow file."
     return (
         click.option("--data", cls=kind, type=RecipeName(), metavar="NAME", help=data),
-        click.option(
-            "--recipe", type=RecipeName(), metavar="NAME", help="Recipe, if --data is to replace the data in it."
-        ),
+        click.option("--recipe", type=RecipeName(), metavar="NAME", help="Recipe, if --data replaces the data in it."),
         click.option("--preset", metavar="NAME", help="Preset of the recipe (also: cub@released-code)."),
     )
 
 
 class _FieldOption(click.Option):
-    """An option that stands for a field of a recipe."""
+    """An option for a field of a recipe."""
 
     def __init__(self, *names: Any, field: Field, **options: Any) -> None:
         super().__init__(*names, **options)
@@ -164,7 +162,7 @@ class _FieldOption(click.Option):
 
 
 class _FieldType(click.ParamType[Any]):
-    """The type of a field: what a recipe refuses is wrong usage here."""
+    """The click type of a field, with the checks of the recipe."""
 
     name = "text"
 
@@ -172,14 +170,14 @@ class _FieldType(click.ParamType[Any]):
         self.field = field
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read a value as a recipe would."""
+        """Parse a value like the recipe."""
         try:
             return self.field.parse(value)
         except RecipeError as error:
             self.fail(str(error), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The choices, if there are any."""
+        """Complete the choices of the field."""
         return _complete(self.field.choices, incomplete)
 
 
@@ -202,5 +200,5 @@ def _add_field(command: Callable[..., Any], field: Field, plain: str) -> None:
         options["type"] = _FieldType(field)
     if field.choices:
         options["metavar"] = f"[{'|'.join(field.choices)}]"
-    parameter = f"recipe_{field.section}_{field.name}"  # never a command's own parameter, such as `data` or `recipe`
+    parameter = f"recipe_{field.section}_{field.name}"  # cannot clash with a command's own parameters, such as `data`
     click.option(flag, parameter, cls=_FieldOption, field=field, default=None, help=help, **options)(command)

@@ -1,4 +1,4 @@
-"""``hf-retarget recipes``: which recipes there are, and what is in them."""
+"""``hf-retarget recipes``: list recipes and show their fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def recipes() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @debug_option
 def list_recipes(as_json: bool) -> None:
-    """List the recipes that come with the package, and their presets."""
+    """List the built-in recipes and their presets."""
     rows = [(name, load_recipe(name).description, preset_names(name)) for name in recipe_names()]
     if as_json:
         echo_json([{"name": name, "description": words, "presets": presets} for name, words, presets in rows])
@@ -41,13 +41,13 @@ Examples:
 
 @recipes.command("show", epilog=_EXAMPLE)
 @click.argument("name", type=RecipeName())
-@click.option("--preset", metavar="NAME", help="Show it with this preset (also: cub@released-code).")
+@click.option("--preset", metavar="NAME", help="Apply this preset (also: cub@released-code).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 @debug_option
 def show_recipe(name: str, preset: str | None, as_json: bool) -> None:
-    """Show every field of a recipe, as it will be used.
+    """Show all fields of a recipe.
 
-    NAME is a recipe that comes with the package, or a file that ends in .yaml. What is printed is a recipe itself.
+    NAME is a built-in recipe or a .yaml file. The output is itself a recipe.
     """
     recipe = load_recipe(name, preset)
     if as_json:

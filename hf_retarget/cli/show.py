@@ -1,4 +1,4 @@
-"""What a command prints: text, tables and JSON, without control characters from other people's files."""
+"""Printing of text, tables and JSON, without control characters from untrusted files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import click
 
 from hf_retarget.files import to_json, write_text
 from hf_retarget.untrusted import plain
-from hf_retarget.words import number, percent, plural
+from hf_retarget.words import percent, plural
 
 if TYPE_CHECKING:
     from hf_retarget.document import PortDocument
     from hf_retarget.recipe import Recipe
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NO_LIMIT = 100_000  # columns of a table that is not shown on a terminal
+_NO_LIMIT = 100_000  # columns of a table, unless shown on a terminal
 
 Row = tuple[str, ...]
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text; terminal escapes in names become visible.
+    """Print text, with terminal escapes made visible.
 
     Example:
         >>> echo("class \\x1b[31mcat")
@@ -41,13 +41,13 @@ def echo_json(content: Any) -> None:
 
 
 def echo_rows(rows: Sequence[Row], width: int = 10) -> None:
-    """Print names and a text about each, one a line."""
+    """Print pairs of a name and a text, one per line."""
     for name, words in rows:
         echo(f"{name:<{width}} {words}")
 
 
 def print_table(columns: Row, rows: Sequence[Row], names: int = 1) -> None:
-    """Print a table, with lines on a terminal and plainly elsewhere; the first `names` columns are text."""
+    """Print a table, with lines only on a terminal; the first `names` columns are text."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -63,7 +63,7 @@ def print_table(columns: Row, rows: Sequence[Row], names: int = 1) -> None:
 
 
 def print_curves(document: PortDocument) -> None:
-    """Print, on stderr, the validation accuracy of each contender step by step."""
+    """Print the validation accuracy of each contender by step, on stderr."""
     shown = [each for each in document.table if each.steps]
     width = max((len(each.row.short) for each in shown), default=0)
     for each in shown:
@@ -73,37 +73,33 @@ def print_curves(document: PortDocument) -> None:
 
 
 def print_scores(document: PortDocument) -> None:
-    """Print the test scores of all contenders as a table, with what each cost."""
-    from hf_retarget.report.report import describe_flips, describe_result
+    """Print the test scores and prices of all contenders as a table."""
+    from hf_retarget.report.report import tabulate_tests
 
-    five, also = any(each.test.top5 is not None for each in document.contenders), document.also is not None
-    top = "top-1" if document.labelled else "agreement"
-    columns = ("on the test images", top, *(["also"] if also else []), *(["top-5"] if five else []))
-    rows: list[Row] = []
-    for each in document.table:
-        cells = [percent(each.test.top1)]
-        cells += [percent(each.also.top1 if each.also else None)] if also else []
-        cells += [percent(each.test.top5)] if five else []
-        cells += [number(each.test.loss), describe_flips(each), f"{each.price:,.0f}"]
-        rows.append((describe_result(each, document), *cells))
-    print_table((*columns, "loss", "flips −/+", "price"), rows)
+    columns, rows = tabulate_tests(document)
+    hidden = (
+        {"validation"} if any(each.test.top5 is not None for each in document.contenders) else {"validation", "top-5"}
+    )
+    shown = [place for place, column in enumerate(columns) if column not in hidden]
+    names = ["also" if columns[place].startswith("top-1, ") else columns[place] for place in shown]
+    print_table(tuple(names), [tuple(row[place] for place in shown) for row in rows])
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file, wholly or not at all, and say so on a terminal."""
+    """Write a file atomically, with a message on a terminal."""
     write_text(path, text)
     if sys.stderr.isatty():
         echo(f"Wrote {path}", err=True)
 
 
 def describe_data(folder: Path, recipe: Recipe) -> str:
-    """A finished folder and the data it was made with, as arguments of the next command."""
+    """A finished folder and its data, as arguments of the next command."""
     words = [str(folder), "--data", f"{folder}/recipe.yaml"]
     return shlex.join([*words, *(["--data-reference", hidden] if (hidden := hidden_data(recipe)) else [])])
 
 
 def hidden_data(recipe: Recipe) -> str:
-    """Where the images are, if a finished folder does not say: of a path it has the last part, to be published."""
+    """The location of the images, if it is a path, of which a finished folder has only the last part."""
     from hf_retarget.publish.contents import shorten_path
 
     reference = recipe.data.reference
@@ -111,7 +107,7 @@ def hidden_data(recipe: Recipe) -> str:
 
 
 def describe_command(arguments: list[str]) -> str:
-    """The command line that was given, without the token.
+    """The given command line, without the token.
 
     Example:
         >>> describe_command(["/usr/bin/hf-retarget", "port", "--token", "hf_secret", "--token=hf_secret", "--steps=3"])

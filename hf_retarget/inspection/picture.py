@@ -1,4 +1,4 @@
-"""A permutation graph as a picture (SVG) and a page (HTML): modules are rows, groups are lanes, as in a git graph."""
+"""Pictures (SVG) and pages (HTML) of a permutation graph: modules are rows, groups are lanes, as in a git graph."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 _MANY_ROWS = 150
 _SHADES = 4  # of each family of roles in the palette
-# Tensors that belong to their module; any other, such as `pos_embed`, gets a row of its own.
+# Tensors shown with their module; others, such as `pos_embed`, get their own row.
 _ORDINARY = frozenset({"weight", "bias", "running_mean", "running_var", "num_batches_tracked"})
 _INDEX = re.compile(r"(?:^|(?<=\.))[A-Za-z_]*\d+\.")
-_LETTER, _SMALL_LETTER = 7.25, 6.4  # the widths of a letter of the monospaced face, on the safe side
-_LEFT = 18  # where pinned input sides are
+_LETTER, _SMALL_LETTER = 7.25, 6.4  # upper bounds of the widths of letters in the monospaced fonts
+_LEFT = 18  # x position of pinned inputs
 _GAINS = (0.1, 0.25, 0.5)
 _INTRODUCTION = (
-    "Each line is a group: neurons that may be reordered together without changing what the model computes.",
+    "Each line is a group: neurons that may be permuted together without changing what the model computes.",
     "Rows are the modules of the model, from its input at the top to its output at the bottom.",
 )
-_LEGEND = {  # role: what its lines look like, and mean
-    Role.STREAM: ("stream", "residual stream: one order, shared by all modules that add to it or read it"),
-    Role.INNER: ("inner", "inner group: neurons between two layers, free to take any order"),
+_LEGEND = {  # role: style of its lines, and their meaning
+    Role.STREAM: ("stream", "residual stream: one order, shared by all modules that write or read it"),
+    Role.INNER: ("inner", "inner group: neurons between two layers, in any order"),
     Role.SEGMENT: (
         "segment",
-        "concatenated group: later layers read it side by side with others; it too may take any order",
+        "concatenated group: read by later layers side by side with others, in any order",
     ),
     Role.PER_HEAD: (
         "bundle",
-        "attention heads: the heads change places (bracket), and each has its own order inside (strands)",
+        "attention heads: heads may be permuted (bracket), and the neurons within each head (strands)",
     ),
     Role.PER_CONV_GROUP: (
         "bundle",
-        "grouped convolution: its groups change places (bracket), each has its own order inside (strands)",
+        "grouped convolution: groups may be permuted (bracket), and the channels within each group (strands)",
     ),
 }
 _LEAD = "a weight reads the group at the ring and writes the group at the dot; small dots: norms, biases, tables"
@@ -51,9 +51,9 @@ _REASONS = {
     "input": "the model's input comes in this order",
     "output": "the model's output must keep its order",
     "spatial": "positions in space, time or a kernel",
-    "constant": "a constant that is not in the state dict fixes the order",
-    "unknown operator": "an operator without a rule, which may or may not depend on the order",
-    "misaligned": "two axes meet whose parts do not line up",
+    "constant": "a constant outside the state dict fixes the order",
+    "unknown operator": "an operator without a rule, which may depend on the order",
+    "misaligned": "two axes with parts that do not align",
     "order": "an operator whose result depends on the order",
     "unused": "no operator uses it",
 }
@@ -63,14 +63,14 @@ _REASONS = {
 
 
 def draw_picture(graph: PermutationGraph, model: str, everything: bool = False) -> str:
-    """The picture as an SVG document, with a title and a legend."""
+    """Draw the picture as a standalone SVG, with title and legend."""
     return render("graph.svg", alone=True, **_values(graph, model, everything)) + "\n"
 
 
 def draw_fit(graph: PermutationGraph, model: str, gains: Mapping[str, float], notes: Mapping[str, str]) -> str:
-    """The picture as a part of a page, with groups painted by what was gained in them, and a note on each.
+    """Draw the picture for embedding in a page, with groups coloured by their gains, and a note on each.
 
-    Gains lie between 0 and 1; a group without one is gray.
+    Gains lie between 0 and 1; groups without a gain are gray.
     """
     values = _values(graph, model, notes=notes)
     values["paint"] = {group.name: gain_colour(gains.get(group.name)) for group in graph.groups}
@@ -78,14 +78,14 @@ def draw_fit(graph: PermutationGraph, model: str, gains: Mapping[str, float], no
 
 
 def draw_page(graph: PermutationGraph, model: str, everything: bool = False, check: Verification | None = None) -> str:
-    """A page with figures, picture, groups and pinned axes."""
+    """Render a page with figures, picture, groups and pinned axes."""
     values = _values(graph, model, everything)
     title = f"{model}: permutation graph"
     return render("graph.html", alone=False, title=title, check=check, meanings=_REASONS, **values)
 
 
 def gain_colour(gain: float | None) -> str:
-    """The colour of a gain between 0 and 1: four steps, and gray for none.
+    """The name of the colour of a gain between 0 and 1, in four steps; `gain0` for none.
 
     Example:
         >>> gain_colour(None), gain_colour(0.05), gain_colour(0.9)
@@ -95,20 +95,20 @@ def gain_colour(gain: float | None) -> str:
 
 
 def _legend(plan: Sketch) -> list[tuple[str, str]]:
-    """Samples of the lines and marks that occur, and what they mean."""
+    """The kinds of lines and marks in the picture, with their meanings."""
     present = {lane.role for lane in plan.lanes}
     pinned = {pin.reason for row in plan.rows for pin in row.flow.pins}
     entries = [entry for role, entry in _LEGEND.items() if role in present] + [("lead", _LEAD)]
     if pinned:
         red = "; red: for another reason, such as an operator without a rule" if pinned - {"input", "output"} else ""
-        entries.append(("pin", f"pinned: here the order bears meaning and stays (input, output{red})"))
+        entries.append(("pin", f"pinned: the order matters and stays fixed (input, output{red})"))
     return entries
 
 
 def _values(
     graph: PermutationGraph, model: str, everything: bool = False, notes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What the templates show, with all coordinates."""
+    """The values for the templates, with all coordinates."""
     plan, summary = sketch(graph, everything), summarise(graph, model)
     numbers = {group.name: number for number, group in enumerate(summary.groups)}
     paint = {group.name: f"{group.role.family}0" for group in summary.groups}
@@ -133,7 +133,7 @@ def _values(
 
 
 def _columns(plan: Sketch) -> dict[str, int]:
-    # Where the columns begin, from left to right, and the size of the whole.
+    # The x positions of columns, from left to right, and the total size.
     shown = [(row, _LETTER if row.major else _SMALL_LETTER) for row in plan.rows if not row.folded]
     pinned = max((lane.x for lane in plan.lanes), default=50) + 28
     name = pinned + 26
@@ -144,14 +144,14 @@ def _columns(plan: Sketch) -> dict[str, int]:
 
 
 def _bands(plan: Sketch) -> list[tuple[int, int]]:
-    # Every other block has a tinted ground, to show where one ends: (upper edge, height).
+    # Every other block has a tinted background: (upper edge, height).
     blocks = [list(rows) for block, rows in groupby(plan.rows, key=lambda row: row.block) if block]
     return [(rows[0].y - rows[0].height // 2, sum(row.height for row in rows)) for rows in blocks[::2]]
 
 
 def _leads(plan: Sketch, pinned: int) -> list[tuple[Any, ...]]:
-    # From what a module reads to what it writes: (row, left end, right end, where it arrives first, from which side:
-    # 1 from the left and -1 from the right, pins at its ends).
+    # Connections from what a module reads to what it writes: (row, left end, right end, nearest target, direction of
+    # the arrow (1: from the left, -1: from the right), pins at the ends).
     place: dict[str | Pin, int] = {lane.group.name: lane.x for lane in plan.lanes}
     leads = []
     for row in (each for each in plan.rows if each.flow.leads):
@@ -169,7 +169,7 @@ def _leads(plan: Sketch, pinned: int) -> list[tuple[Any, ...]]:
 
 
 def _marks(lane: Lane, plan: Sketch) -> list[tuple[Row, str, float, float]]:
-    # Where modules read, write or touch a group: (row, verb, radii of an ellipse).
+    # Marks where modules read, write or touch a group: (row, verb, radii of an ellipse).
     marks = []
     for row in plan.rows[lane.first : lane.last + 1]:
         reads, writes = lane.group.name in row.flow.reads, lane.group.name in row.flow.writes
@@ -183,7 +183,7 @@ def _marks(lane: Lane, plan: Sketch) -> list[tuple[Row, str, float, float]]:
 
 
 def _chips(plan: Sketch, left: int, tips: Mapping[str, str]) -> list[tuple[int, int, int, str, str, str | None]]:
-    # A group is named where it begins, and what is pinned where it is: (x, y, width, words, tip, group).
+    # Labels of groups where they begin, and of pinned sides: (x, y, width, words, tip, group).
     chips = []
     lanes = sorted(plan.lanes, key=lambda lane: lane.column)
     for number, row in enumerate(plan.rows):
@@ -199,12 +199,12 @@ def _chips(plan: Sketch, left: int, tips: Mapping[str, str]) -> list[tuple[int, 
     return chips
 
 
-# ---- where rows and lanes lie
+# ---- layout of rows and lanes
 
 
 @dataclass(frozen=True)
 class Row:
-    """One module: its tensors and what they read and write. A row with `folded` represents several blocks."""
+    """One module, with its tensors and what they read and write; with `folded`, several blocks."""
 
     name: str
     tensors: tuple[str, ...] = ()
@@ -213,16 +213,16 @@ class Row:
     folded: tuple[str, ...] = ()
     block: str = ""
     y: int = 0
-    """Where its middle is."""
+    """The y position of its centre."""
 
     @property
     def major(self) -> bool:
-        """Whether it is a weight or represents blocks, rather than a norm or a table."""
+        """Whether it is a weight or stands for several blocks, rather than a norm or a table."""
         return self.flow.leads or bool(self.folded)
 
     @property
     def height(self) -> int:
-        """From its upper to its lower edge."""
+        """The height of the row."""
         return 24 if self.major else 16
 
     @property
@@ -240,7 +240,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Lane:
-    """One group: a vertical line in a column, from the first row that it touches to the last."""
+    """One group, drawn as a vertical line from the first row it touches to the last."""
 
     group: Group
     role: Role
@@ -248,28 +248,28 @@ class Lane:
     first: int
     last: int
     shade: int
-    """Tells neighbours with the same role apart."""
+    """Distinguishes neighbours with the same role."""
 
     @property
     def x(self) -> int:
-        """Where it is. Streams are thick, and what is beside them needs space on its left."""
+        """The x position; other lanes leave space for thick streams on their left."""
         return 20 * self.column + (50 if self.role is Role.STREAM else 58)
 
     @property
     def colour(self) -> str:
-        """Its name in the palette."""
+        """The name of its colour in the palette."""
         return f"{self.role.family}{self.shade % _SHADES}"
 
     @property
     def shape(self) -> str:
-        """How it is drawn: a thick ``stream``, a ``bracket`` for blocks, ``strands`` for their insides, a ``line``."""
+        """The style: a thick ``stream``, a ``bracket`` for blocks, ``strands`` for their inside, or a ``line``."""
         if self.role.is_outer:
             return "bracket"
         return "strands" if self.role.is_per_block else "stream" if self.role is Role.STREAM else "line"
 
     @property
     def words(self) -> str:
-        """The group in a few words: ``residual stream 192``, ``3 heads``, ``64 in each of 3 heads``."""
+        """A short label: ``residual stream 192``, ``3 heads``, ``64 in each of 3 heads``."""
         if self.role.is_outer:
             return f"{self.group.size} {self.role.value}"
         if self.role.is_per_block:
@@ -285,11 +285,11 @@ class Sketch:
     rows: tuple[Row, ...]
     lanes: tuple[Lane, ...]
     bundles: tuple[tuple[Lane, ...], ...]
-    """Lanes that lie together because one permutes the blocks of the others: heads or convolution groups."""
+    """Adjacent lanes of which one permutes the blocks of the others: heads or convolution groups."""
 
 
 def sketch(graph: PermutationGraph, everything: bool = False) -> Sketch:
-    """Lay out a graph. Of many blocks that are alike, long models show the first and the last, unless `everything`."""
+    """Lay out a graph; in long models, repeated blocks are folded unless `everything`."""
     rows = _list_rows(graph)
     if len(rows) > _MANY_ROWS and not everything:
         rows = _fold(rows, graph)
@@ -327,7 +327,7 @@ def _list_rows(graph: PermutationGraph) -> list[Row]:
     rows = []
     for name, tensors in members.items():
         flow = join([flow_of[tensor] for tensor in tensors])
-        # A buffer that no group touches, such as an index table, is not part of the picture.
+        # Buffers that no group touches, such as index tables, are not shown.
         if flow.groups or flow.leads or any(tensor in graph.parameters for tensor in tensors):
             largest = max((graph.layouts[tensor].shape for tensor in tensors), key=math.prod)
             rows.append(Row(name, tuple(tensors), largest, flow))
@@ -335,7 +335,7 @@ def _list_rows(graph: PermutationGraph) -> list[Row]:
 
 
 def _fold(rows: Sequence[Row], graph: PermutationGraph) -> list[Row]:
-    # The first block shows what the others look like, and the last where they end: only the middle is folded.
+    # Only the middle is folded; the first and the last block are shown.
     middle = {f"{block}.": repeat for repeat in repeated_blocks(graph, shortest=4) for block in repeat.blocks[1:-1]}
     folded: list[Row] = []
     for repeat, alike in groupby(
@@ -350,7 +350,7 @@ def _fold(rows: Sequence[Row], graph: PermutationGraph) -> list[Row]:
 
 
 def _place_lanes(graph: PermutationGraph, rows: Sequence[Row]) -> list[tuple[Lane, ...]]:
-    """Lanes in columns where none meets another; those that must lie side by side are in one tuple."""
+    """Place lanes in columns without overlaps; lanes that must be adjacent are in one tuple."""
     touched: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
         for name in row.flow.groups:
@@ -366,7 +366,7 @@ def _place_lanes(graph: PermutationGraph, rows: Sequence[Row]) -> list[tuple[Lan
         return min(touched[group.name][0] for group in unit), max(touched[group.name][-1] for group in unit)
 
     def order(unit: Sequence[Group]) -> tuple[bool, int, int]:
-        # Streams come first, so that they get the leftmost columns; the others follow in the order of their first row.
+        # Streams get the leftmost columns; the others follow by first row.
         first, last = extent(unit)
         return role_of[unit[0].name] is not Role.STREAM, first, -last
 
@@ -378,7 +378,7 @@ def _place_lanes(graph: PermutationGraph, rows: Sequence[Row]) -> list[tuple[Lan
             streams = (lane for (lane, *_) in placed if lane.role is Role.STREAM)
             beside = [lane.column + 1 for lane in streams if lane.first <= last and lane.last >= first]
             column = max(beside, default=0)
-        # One free row at both ends keeps lanes that share a column from looking like one.
+        # A free row at both ends separates lanes in the same column.
         while not taken.isdisjoint(product(range(column, column + len(unit)), range(first - 1, last + 2))):
             column += 1
         taken.update(product(range(column, column + len(unit)), range(first, last + 1)))

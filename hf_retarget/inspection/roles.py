@@ -1,4 +1,4 @@
-"""What a graph says about modules: which groups they read and write, the role of each group, and blocks that repeat."""
+"""What a graph tells about modules: the groups they read and write, the role of each group, and repeated blocks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Every kernel and every position table has such axes; they are not worth showing.
+# Reasons of axes that every kernel or position table has, which are not worth showing.
 _UNREMARKABLE = frozenset({"spatial", "constant", "order", "unused"})
 
 
 class Role(str, Enum):
-    """The part that a group plays; the value is what people read."""
+    """The role of a group; the value is its label."""
 
     STREAM = "residual stream"
     INNER = "inner"
@@ -31,17 +31,17 @@ class Role(str, Enum):
 
     @property
     def is_outer(self) -> bool:
-        """Whether groups with this role carry others inside."""
+        """Whether groups with this role contain others."""
         return self in (Role.HEADS, Role.CONV_GROUPS)
 
     @property
     def is_per_block(self) -> bool:
-        """Whether groups with this role have one permutation for each head or convolution group."""
+        """Whether groups with this role have one permutation per head or convolution group."""
         return self in (Role.PER_HEAD, Role.PER_CONV_GROUP)
 
     @property
     def family(self) -> str:
-        """The roles that share colours: ``stream``, ``inner``, ``segment`` or ``head``."""
+        """The family of roles that share colours: ``stream``, ``inner``, ``segment`` or ``head``."""
         return self.name.lower() if self in (Role.STREAM, Role.INNER, Role.SEGMENT) else "head"
 
 
@@ -49,7 +49,7 @@ class Role(str, Enum):
 
 
 class Pin(NamedTuple):
-    """A side of a tensor whose order is fixed: why, and how long it is."""
+    """A side of a tensor with fixed order: the reason, and its length."""
 
     reason: str
     size: int
@@ -60,10 +60,10 @@ class Pin(NamedTuple):
 
 @dataclass(frozen=True)
 class Flow:
-    """What a tensor, or a module with several, does to the groups.
+    """How a tensor, or a module with several, acts on groups.
 
-    A weight reads the groups of its input side and writes those of its output side, where each may be pinned instead;
-    norms, biases and tables touch groups without leading from one to another.
+    A weight reads the groups of its input side and writes those of its output side, either of which may be pinned;
+    norms, biases and tables touch groups without connecting them.
     """
 
     reads: tuple[str | Pin, ...] = ()
@@ -72,17 +72,17 @@ class Flow:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Every group in this flow, once."""
+        """All groups in this flow, without duplicates."""
         return _unique(each for each in (*self.reads, *self.writes, *self.touches) if isinstance(each, str))
 
     @property
     def pins(self) -> list[Pin]:
-        """The sides that are pinned."""
+        """The pinned sides."""
         return [each for each in (*self.reads, *self.writes) if isinstance(each, Pin)]
 
     @property
     def leads(self) -> bool:
-        """Whether something leads from an input side to an output side."""
+        """Whether it connects an input side with an output side."""
         return bool(self.reads and self.writes)
 
 
@@ -105,7 +105,7 @@ def flows(graph: PermutationGraph) -> dict[str, Flow]:
 
 
 def join(parts: Sequence[Flow]) -> Flow:
-    """The flow of a module with several tensors: a group that is read or written is not also touched."""
+    """Join the flows of a module's tensors; groups that are read or written do not count as touched."""
     reads = _unique(each for part in parts for each in part.reads)
     writes = _unique(each for part in parts for each in part.writes)
     touches = (name for part in parts for name in part.touches if name not in reads and name not in writes)
@@ -116,14 +116,14 @@ def _unique(items: Iterable[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(items))
 
 
-# ---- the part that each group plays
+# ---- the role of each group
 
 
 def roles(graph: PermutationGraph) -> dict[str, Role]:
     """The role of every group, by name.
 
-    Roles are for people to read; nothing is computed from them. They are read off layouts and module paths, where a
-    gate that reaches beyond its block looks like a residual stream: an addition and a product move axes alike.
+    Roles are only for display. They are inferred from layouts and module paths, where a gate that reaches beyond its
+    block looks like a residual stream: additions and products act on axes in the same way.
     """
     in_convolutions = _groups_inside_convolutions(graph)
     segments = _segments(graph)
@@ -156,7 +156,7 @@ def _groups_inside_convolutions(graph: PermutationGraph) -> set[str]:
 
 
 def _segments(graph: PermutationGraph) -> set[str]:
-    # Groups that lie behind one another along the input side of a weight: what a concatenation leaves.
+    # Groups that follow one another along the input side of a weight, as after a concatenation.
     found: set[str] = set()
     for layout in graph.layouts.values():
         for dim in range(1, len(layout.shape)):
@@ -177,23 +177,23 @@ def _confined(group: Group) -> bool:
 
 
 def home(tensors: Iterable[str]) -> str:
-    """The innermost module that holds all these tensors, with a dot at its end; empty for the model itself.
+    """The innermost module that contains all these tensors, with a trailing dot; empty for the model itself.
 
     Example:
         >>> home(["blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight"])
         'blocks.0.mlp.'
     """
     modules = [tensor.split(".")[:-1] for tensor in tensors]
-    pairs = zip(min(modules), max(modules), strict=False)  # what the first and the last share, all share
+    pairs = zip(min(modules), max(modules), strict=False)  # a prefix of the first and the last is common to all
     return "".join(f"{part}." for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-# ---- blocks that repeat
+# ---- repeated blocks
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Consecutive blocks of a stack that are alike, such as ``blocks.0`` to ``blocks.11``, and the groups of each."""
+    """Consecutive similar blocks, such as ``blocks.0`` to ``blocks.11``, and the groups of each."""
 
     blocks: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
@@ -208,7 +208,7 @@ class Repeat:
 
 
 def repeated_blocks(graph: PermutationGraph, shortest: int = 3) -> tuple[Repeat, ...]:
-    """All runs of at least `shortest` blocks that are alike, in order, none inside another."""
+    """Find all runs of at least `shortest` similar blocks, in order and not nested."""
     homes = {group.name: home(axis.tensor for axis in group.axes) for group in graph.groups}
 
     def search(parent: str, tensors: Sequence[str]) -> list[Repeat]:
@@ -233,8 +233,8 @@ def repeated_blocks(graph: PermutationGraph, shortest: int = 3) -> tuple[Repeat,
 def _pattern(
     graph: PermutationGraph, homes: dict[str, str], block: str, tensors: Sequence[str]
 ) -> tuple[Any, tuple[str, ...]]:
-    # Two blocks are alike if they have the same tensors, cut up in the same way, by the same groups from outside and
-    # by groups of their own in the same places. The groups of its own come second.
+    # Two blocks are similar if they have the same tensors with the same layouts, the same outside groups, and their own
+    # groups in the same places. Returns the pattern and the block's own groups.
     names = tuple(name for name, module in homes.items() if module.startswith(f"{block}."))
     own: dict[str | None, int] = {name: number for number, name in enumerate(names)}
 

@@ -1,4 +1,4 @@
-"""The figures of a permutation graph: as values, as JSON, and as text, which has tables on a terminal."""
+"""A summary of a permutation graph, as values, JSON and text."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _FORMAT = "hf-retarget/inspect/1"
 _STYLES = {"stream": "blue", "inner": "yellow", "segment": "green", "head": "magenta"}
-"""Of the families of roles."""
+"""Terminal styles of the families of roles."""
 _NUMBERS = frozenset({"size", "times", "axes", "parameters"})
-_UNLIMITED = 100_000  # columns: text for grep and files is never wrapped
+_UNLIMITED = 100_000  # columns: text that is not for a terminal is never wrapped
 
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """One group: its role, its size, its axes, and the number of parameters it permutes."""
+    """One group: its role, size, axes, and the number of parameters it permutes."""
 
     name: str
     role: Role
@@ -42,18 +42,18 @@ class GroupSummary:
 
     @property
     def size_text(self) -> str:
-        """The size as people write it: ``192``, or ``3 × 64`` for three heads of 64."""
+        """The size for display: ``192``, or ``3 × 64`` for three heads of 64."""
         return " × ".join(map(str, (*self.blocks, self.size)))
 
     @property
     def outer_text(self) -> str:
-        """The groups that permute the blocks themselves; 'pinned' where their order is fixed."""
+        """The groups that permute the blocks; 'pinned' if their order is fixed."""
         return ", ".join("pinned" if name is None else name for name in self.outer)
 
 
 @dataclass(frozen=True)
 class PinnedSummary:
-    """All axes that are pinned for one reason, and where the first of them is."""
+    """All axes pinned for one reason, and the location of the first of them."""
 
     reason: str
     axes: tuple[str, ...]
@@ -62,7 +62,7 @@ class PinnedSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one permutation graph."""
+    """A summary of one permutation graph."""
 
     model: str
     fingerprint: str
@@ -78,18 +78,18 @@ class Summary:
 
     @property
     def per_block(self) -> int:
-        """How many groups have one permutation for each head or convolution group."""
+        """Number of groups with one permutation per head or convolution group."""
         return sum(group.role.is_per_block for group in self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, for ``hf-retarget inspect --json``."""
+        """Return a JSON-serialisable dictionary."""
         document = {"format": _FORMAT} | asdict(self)
         del document["repeats"]
         return document
 
 
 def summarise(graph: PermutationGraph, model: str) -> Summary:
-    """The figures of one graph; `model` is the name under which they are shown."""
+    """Summarise a graph; `model` is the name to display."""
     role_of = roles(graph)
     permutes: Counter[str] = Counter()
     for name in graph.parameters:
@@ -161,7 +161,7 @@ def print_summary(summary: Summary, file: IO[str], everything: bool = False, che
                 for each in summary.pinned
             ]
             console.print(_make_table(rows, [""] * len(rows), console, optional=1))
-    # Cells are padded to the width of their column; the blanks at the end of a line are noise.
+    # Remove the padding of cells at the end of lines.
     file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
 
 
@@ -204,7 +204,7 @@ def _list_groups(summary: Summary, repeats: Sequence[Repeat], console: Console) 
 
 
 def _make_table(rows: Sequence[Mapping[str, str]], styles: Sequence[str], console: Console, optional: int) -> Table:
-    # The last columns are optional: a terminal that is too narrow does without them, so that names stay whole.
+    # On narrow terminals, the last columns are dropped so that names stay whole.
     lines, gap = (box.SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
     for dropped in range(optional + 1):
         table = Table(box=lines, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
@@ -220,4 +220,4 @@ def _make_table(rows: Sequence[Mapping[str, str]], styles: Sequence[str], consol
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(plain(text), style=style)  # not a string, in which rich would look for markup
+    return Text(plain(text), style=style)  # not a string, in which rich would interpret markup

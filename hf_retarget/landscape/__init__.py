@@ -1,1 +1,1 @@
-"""Accuracy and loss between models: over the line through two of them, or the plane through three."""
+"""Accuracy and loss between models: on the line through two of them, or the plane through three."""

@@ -15,12 +15,12 @@ from hf_retarget.errors import ModelError, RetargetError
 
 Tensors = Mapping[str, Tensor]
 Shares = tuple[float, ...]
-"""How much of each corner a point consists of; they add up to one."""
+"""Barycentric coordinates of a point: the share of each corner, adding up to one."""
 
 _FLAT = 1e-3
-"""The sine of an angle below which a triangle counts as a line: rounding to half precision makes such angles."""
+"""Sine of the angle below which a triangle counts as a line; rounding to half precision causes such angles."""
 _COARSE = 4
-"""The fewest points along a side that still make a picture."""
+"""Minimum number of points along a side of a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +35,15 @@ class Basis:
     places: tuple[tuple[float, float], ...]
     """x and y of each corner."""
     distances: tuple[tuple[float, ...], ...]
-    """Between the corners, in weight space."""
+    """Distances between the corners in weight space."""
 
     @property
     def is_line(self) -> bool:
-        """Whether there are two corners."""
+        """Whether it is a line, with two corners."""
         return len(self.corners) == 2
 
     def shares(self, x: float, y: float = 0.0) -> Shares:
-        """How much of each corner the point at x, y consists of."""
+        """The share of each corner at the point x, y."""
         if self.is_line:
             return (1.0 - x, x)
         _, (width, _), (over, height) = self.places
@@ -53,9 +53,9 @@ class Basis:
 
 
 def mix(corners: Sequence[Tensors], shares: Shares) -> dict[str, Tensor]:
-    """The weights at a point; at a corner exactly those of the corner.
+    """Mix the weights of the corners; at a corner, its weights are returned exactly.
 
-    Floating-point tensors are added up in float64; other tensors are those of the first corner.
+    Floating-point tensors are mixed in float64; other tensors are taken from the first corner.
 
     Example:
         >>> mix([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], (0.75, 0.25))
@@ -95,25 +95,25 @@ def span(corners: Sequence[Tensors], names: Iterable[str], called: Sequence[str]
         if distances[one][other] == 0.0:
             raise ModelError(
                 f"'{called[one]}' and '{called[other]}' have the same weights, so the three models span no plane; "
-                "give two models for the line between them"
+                "give only two of them, for the line between them"
             )
     origin, second, third = corners
     width = distances[0][1]
     over = math.fsum(float(torch.dot(edge(origin, second, n), edge(origin, third, n))) for n in chosen) / width
-    # Not by Pythagoras: the difference of two large squares would lose the digits of a flat triangle.
+    # Not by Pythagoras: subtracting two large squares would lose precision for a flat triangle.
     height = math.hypot(
         *(float((edge(origin, third, n) - over / width * edge(origin, second, n)).norm()) for n in chosen)
     )
     if height < _FLAT * min(distances[0][2], distances[1][2]):
         raise ModelError(
             "'{}', '{}' and '{}' lie on one line in weight space, so they span no plane; "
-            "give the two at its ends: the line between them goes through the third".format(*called)
+            "give the two at its ends; the line between them passes through the third".format(*called)
         )
     return Basis(tuple(corners), ((0.0, 0.0), (width, 0.0), (over, height)), distances)
 
 
 class Point(NamedTuple):
-    """A place, and how much of each corner it consists of."""
+    """A point, and the share of each corner."""
 
     x: float
     y: float
@@ -130,9 +130,9 @@ class Grid:
 
 
 def lay_grids(basis: Basis, size: int, margin: float) -> list[Grid]:
-    """Grids from coarse to fine, with a margin around the corners in parts of their extent.
+    """Lay out grids from coarse to fine, with a margin around the corners as a share of their extent.
 
-    The finest has `size` points along each side; the points of each begin with all those of the one before.
+    The finest grid has `size` points along each side; the points of each grid start with those of the previous one.
 
     Example:
         >>> basis = span([{"w": torch.zeros(1)}, {"w": torch.ones(1)}], ["w"], "ab")
@@ -140,9 +140,9 @@ def lay_grids(basis: Basis, size: int, margin: float) -> list[Grid]:
         (0.0, 0.25, 0.5, 0.75, 1.0)
     """
     if size < 2:
-        raise RetargetError(f"a grid of {size} points shows nothing; give at least 2 along a side")
+        raise RetargetError(f"a grid needs at least 2 points along a side, not {size}")
     if not 0 <= margin <= 10:
-        raise RetargetError(f"the margin is {margin}; give a part of the distance between the models, from 0 to 10")
+        raise RetargetError(f"the margin is {margin}; give a share of the distance between the models, from 0 to 10")
 
     def divide(values: Sequence[float]) -> list[float]:
         low, extent = min(values), max(values) - min(values)
@@ -155,7 +155,7 @@ def lay_grids(basis: Basis, size: int, margin: float) -> list[Grid]:
     x, y = zip(*basis.places, strict=True)
     columns, rows = divide(x), [0.0] if basis.is_line else divide(y)
     points: dict[Shares, Point] = {}
-    for number, place in enumerate(basis.places):  # their shares exactly, which coordinates may not give
+    for number, place in enumerate(basis.places):  # with exact shares, which coordinates may not give
         shares = tuple(float(other == number) for other in range(len(basis.places)))
         points[shares] = Point(*place, shares)
     stride = 1

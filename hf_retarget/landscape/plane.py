@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 FORMAT = "hf-retarget/plane/1"
 MATCH = "match"
 _DEFAULTS = {2: (33, 0.0), 3: (17, 0.2)}
-"""Points along a side and margin, for a line and for a plane."""
+"""Points along a side, and margin: for a line and for a plane."""
 
 Permute = str | Mapping[str, str | Path | Permutation] | None
-"""`match`: all models but the first; else from names of models to `match`, a permutation, its file or a port."""
+"""`match` for all models but the first, or a mapping from model names to `match`, a permutation, a file or a port."""
 
 
 class PlaneArguments(RunArguments, PlaceArguments, total=False):
-    """Options of a plane besides models, data, recipe and folder."""
+    """Further options of `plane`."""
 
     preset: str | None
     overrides: Mapping[str, Any] | None
@@ -67,17 +67,17 @@ def plane(
     out: str | Path | None = None,
     **options: Unpack[PlaneArguments],
 ) -> PlaneResult:
-    """Score models and the weights between them: over the line through two, or the plane through three.
+    """Score models and the weights between them, on the line through two or the plane through three.
 
-    The models have one architecture and heads of one size; a mapping gives them names. BatchNorm statistics are
+    The models share an architecture and the size of the head; a mapping gives them names. BatchNorm statistics are
     re-estimated at every point (`port.bn_batches` of the recipe; 0 mixes the stored ones). With `out`, pictures and
-    figures are in that folder from the first coarse grid on. Further options:
+    figures are written to that folder, starting with a coarse grid. Further options:
 
-    - `grid`: points along a side (33 for a line, 17 for a plane). `margin`: how far beyond the models to look.
-    - `split` and `limit`: the images to score on. `graph`: that of a permutation, if it need not be traced.
-    - `permute` brings models into the arrangement of the first: "match" does it for all by their weights,
-      {"tuned": "ported/"} for one with the permutation of a port.
-    - `report`, the folder of a port, puts the figures into its plane/ and the picture into its report.html.
+    - `grid`: points along a side (33 for a line, 17 for a plane). `margin`: how far to extend beyond the models.
+    - `split` and `limit`: the images to score on. `graph`: the graph of a permutation, which is traced by default.
+    - `permute`: align models with the first; "match" matches the weights of all others, {"tuned": "ported/"} applies
+      the permutation of a port to one.
+    - `report`: the folder of a port; writes to its plane/ and adds the picture to its report.html.
     - `resume`, `overwrite`, `lock`, `device`, `precision` and the others are as in `port`.
     """
     check_arguments("plane", options, PlaneArguments)
@@ -94,7 +94,7 @@ def plane(
             raise RetargetError(f"there is no {REPORT} in '{report}'; --report takes the folder of a port")
         out = page.parent / "plane" if out is None else out
     folder = PlaneFolder.at(out, **pick(options, PlaceArguments)) if out is not None else None
-    _ = run.accelerator  # before the lock: among several processes only the first holds it
+    _ = run.accelerator  # before the lock, which only the main process holds
     with ExitStack() as stack:
         if folder is not None:
             in_main_process(lambda: stack.enter_context(folder.held()))
@@ -119,19 +119,19 @@ def plane(
 
 
 def _name_models(models: Sequence[Reference] | Mapping[str, Reference]) -> dict[str, Reference]:
-    """Each model under a name: as given, or the last part of its reference that tells them apart."""
+    """Name each model: as given, or by the end of its reference."""
     if not isinstance(models, Mapping):
         texts = [type(each).__name__ if isinstance(each, nn.Module) else str(each) for each in models]
         models = dict(zip(shorten_names(texts), models, strict=True))
     if len(models) not in _DEFAULTS:
-        raise ModelError(f"{len(models)} models were given; two make a line, three a plane")
+        raise ModelError(f"{len(models)} models were given; give two for a line or three for a plane")
     return dict(models)
 
 
 def _load(
     references: Mapping[str, Reference], images: Any, recipe: Recipe, run: Run
 ) -> tuple[dict[str, Checkpoint], Scorer]:
-    """Models that fit together, and a scorer with images for them."""
+    """Load models that fit together, and a scorer with their images."""
     with run.stage("loading", "loading the models"):
         sides = {name: load_checkpoint(reference, **run.loading) for name, reference in references.items()}
         check_alike(list(sides.values()))
@@ -149,17 +149,17 @@ def _load(
 def _permute(
     sides: Mapping[str, Checkpoint], permute: Permute, graph: PermutationGraph | str | Path | None, scorer: Scorer
 ) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Any]]]:
-    """The weights, permuted into the arrangement of the first model where asked for, and how: by, moved and hash."""
+    """Align weights with the first model where requested; also returns how each was permuted: by, moved and hash."""
     weights = {name: side.in_float32() for name, side in sides.items()}
     first, *others = weights
     wanted = {} if permute is None else dict.fromkeys(others, MATCH) if permute == MATCH else permute
     if not isinstance(wanted, Mapping):
-        raise RetargetError(f"models cannot be permuted by '{permute}'; say '{MATCH}', or NAME={MATCH} or NAME=FILE")
+        raise RetargetError(f"models cannot be permuted by '{permute}'; give '{MATCH}', NAME={MATCH} or NAME=FILE")
     for name, how in wanted.items():
         if name not in weights:
             raise RetargetError(f"there is no model '{name}' to permute; the models are {', '.join(weights)}")
         if name == first and how == MATCH:
-            raise RetargetError(f"'{name}' is the first model, which the others are matched with; permute another one")
+            raise RetargetError(f"'{name}' is the first model, with which the others are matched; permute another one")
     if not wanted:
         return list(weights.values()), {}
     progress, permuted = scorer.run.progress, {}
@@ -185,7 +185,7 @@ def _permute(
 
 
 def _load_permutation(place: str | Path, graph: PermutationGraph) -> tuple[Permutation, str]:
-    """A permutation from its file or from the folder of a port, and what to call it."""
+    """Load a permutation from a file or the folder of a port; also returns its name."""
     path = Path(place).expanduser()
     path = path / PERMUTATION if path.is_dir() else path
     if not path.is_file():
@@ -195,7 +195,7 @@ def _load_permutation(place: str | Path, graph: PermutationGraph) -> tuple[Permu
 
 @dataclass(frozen=True, eq=False)
 class _Survey:
-    """What is scored, where and how, and the scores that are known."""
+    """A run over all points, and the scores known so far."""
 
     sides: Mapping[str, Checkpoint]
     permuted: Mapping[str, Mapping[str, Any]]
@@ -207,10 +207,10 @@ class _Survey:
     known: dict[Shares, Figures] = field(default_factory=dict)
 
     def run(self, folder: PlaneFolder | None) -> Figures:
-        """Score all points that are not known yet, and write a picture whenever a grid is complete."""
+        """Score the remaining points, and write a picture whenever a grid is complete."""
         run, known, (*coarse, fine) = self.scorer.run, self.known, self.grids
         if folder is not None:
-            # Every process reads; none writes before all have read.
+            # Every process reads before the main one writes.
             known.update(folder.read_points(self.key))
             run.accelerator.wait_for_everyone()
         for note in self.notes:
@@ -218,7 +218,7 @@ class _Survey:
         if known:
             run.progress.say(f"continuing: {len(known):,} of {len(fine.points):,} points are known")
         left = [point.shares for point in fine.points if point.shares not in known]
-        complete = {len(grid.points): grid for grid in coarse}  # points are scored in their order
+        complete = {len(grid.points): grid for grid in coarse}  # points are scored in order
         with run.clock.stage("scoring"):
             for shares in run.progress.track(left, "scoring points", len(left)):
                 known[shares] = self.score(mix(self.basis.corners, shares))
@@ -234,24 +234,24 @@ class _Survey:
         return figures
 
     def score(self, weights: Mapping[str, Tensor]) -> Figures:
-        """As a port does it, so that a ported model has the score of its port.json; null for an infinite loss."""
+        """Score weights as a port does, so that a ported model gets the score in its port.json."""
         try:
             self.scorer.load(weights)
             self.scorer.reset_batchnorm()
             found = self.scorer.score(self.images)
-        except NotFiniteError:  # far from the models, weights may be useless: no answer is right
+        except NotFiniteError:  # far from the models, weights may be useless
             return {"loss": None, "top1": 0.0, "top5": None}
         return {"loss": found.loss if math.isfinite(found.loss) else None, "top1": found.top1, "top5": found.top5}
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """What decides about a score."""
+        """Options that affect scores."""
         names = ("bn_batches", "batch_size", "eval_batch", "seed")
         return {name: getattr(self.scorer.options, name) for name in names} | {"precision": self.scorer.run.precision}
 
     @cached_property
     def key(self) -> dict[str, Any]:
-        """All that the figures depend on."""
+        """Everything the figures depend on."""
         columns = self.grids[-1].x
         return {
             "models": {
@@ -266,17 +266,17 @@ class _Survey:
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say about images and models."""
+        """Notes about images and models."""
         notes = list(self.scorer.data.notes)
         if self.basis.is_line and self.basis.distances[0][1] == 0.0:
-            notes.append("the two models have the same weights: nothing changes between them")
+            notes.append("the two models have the same weights, so nothing changes between them")
         for name, how in self.permuted.items():
             words = "weight matching" if how["by"] == MATCH else how["by"]
             notes.append(f"{name} is permuted by {words}: {how['moved']:.0%} of its neurons moved")
         return notes
 
     def compose(self, grid: Grid) -> Figures:
-        """What plane.json holds when the points of a grid are known."""
+        """The content of plane.json once the points of a grid are known."""
         data, run, versions = self.scorer.data, self.scorer.run, list_versions()
         points = [
             {"x": each.x, "y": each.y, "shares": list(each.shares), **self.known[each.shares]} for each in grid.points
@@ -322,7 +322,7 @@ class _Survey:
             "run": self.key,
             "versions": versions,
         }
-        return dict(shorten_all(figures))  # without the paths of this machine: it may be published
+        return dict(shorten_all(figures))  # without local paths, since it may be published
 
 
 def _size(grid: Grid) -> str:

@@ -1,4 +1,4 @@
-"""What was found between models: its figures, and the folder with pictures and tables of them."""
+"""The result of `plane`: figures, and the folder with pictures and tables."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _POINTS = "points.json"
 _FILES = {PLANE, "plane.csv", "plane.png", "plane.svg", "plane.html", _POINTS}
 
 Figures = dict[str, Any]
-"""Plain JSON values: those of plane.json, or loss, top1 and top5 of one point."""
+"""JSON values: the content of plane.json, or loss, top1 and top5 of a point."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlaneResult:
-    """Scores over the line through two models, or the plane through three."""
+    """Scores on the line through two models, or the plane through three."""
 
     figures: Figures = field(repr=False)
-    """What plane.json holds."""
+    """The content of plane.json."""
 
     @property
     def is_line(self) -> bool:
-        """Whether there are two models."""
+        """Whether it is a line between two models."""
         return bool(self.figures["kind"] == "line")
 
     @property
     def barrier(self) -> Figures | None:
-        """How much worse the worst point of a line is than a straight line between the ends; None for a plane."""
+        """The barrier of a line (see `find_barrier`); None for a plane."""
         found: Figures | None = self.figures["barrier"]
         return found
 
     @property
     def points(self) -> list[Figures]:
-        """Every point: where it is, what it is made of, and its scores."""
+        """All points, with position, shares and scores."""
         found: list[Figures] = self.figures["points"]
         return found
 
@@ -57,7 +57,7 @@ class PlaneResult:
 
 
 def find_barrier(points: Sequence[Mapping[str, Any]]) -> Figures:
-    """The largest rise of the loss, and the largest fall of the accuracy, against a straight line between the ends.
+    """The largest rise of the loss and drop of the accuracy, relative to linear interpolation between the ends.
 
     Example:
         >>> ends = [{"x": 0.0, "loss": 1.0, "top1": 0.5}, {"x": 1.0, "loss": 2.0, "top1": 0.7}]
@@ -67,7 +67,7 @@ def find_barrier(points: Sequence[Mapping[str, Any]]) -> Figures:
     found: Figures = {}
     between = sorted((point for point in points if 0.0 <= point["x"] <= 1.0), key=lambda point: float(point["x"]))
     for name, sign in (("loss", 1.0), ("top1", -1.0)):
-        if any(point[name] is None for point in between):  # an infinite loss has no height
+        if any(point[name] is None for point in between):  # the loss is infinite
             found |= {name: None, f"{name}_at": None}
             continue
         start, end = between[0][name], between[-1][name]
@@ -79,7 +79,7 @@ def find_barrier(points: Sequence[Mapping[str, Any]]) -> Figures:
 
 @dataclass(frozen=True)
 class PlaneFolder:
-    """Where pictures and figures go; they are there from the first coarse grid on."""
+    """The folder of pictures and figures, which are written from the first coarse grid on."""
 
     path: Path
     resume: bool = False
@@ -88,7 +88,7 @@ class PlaneFolder:
 
     @classmethod
     def at(cls, folder: str | Path, **options: Any) -> PlaneFolder:
-        """The place for a result; refuses what cannot become a folder."""
+        """The folder of a result; RetargetError if it cannot be one."""
         path = Path(folder).expanduser()
         if path.exists() and not path.is_dir():
             raise RetargetError(f"'{folder}' is a file; name a folder for the pictures")
@@ -96,17 +96,17 @@ class PlaneFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out, remove what a killed one left, and refuse to overwrite without `overwrite`."""
+        """Lock the folder, clean up after killed runs, and refuse to overwrite without `overwrite`."""
         with lock_folder(self.path.resolve(), enabled=self.lock):
             present = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
             strange = sorted(name for name in present - _FILES if not name.startswith("."))
             if strange:
-                raise RetargetError(f"'{self.path}' holds other files ('{strange[0]}'); name a folder of its own")
+                raise RetargetError(f"'{self.path}' holds other files ('{strange[0]}'); name a separate folder")
             if _POINTS in present and not (self.resume or self.overwrite):
                 raise RetargetError(
-                    f"an unfinished run is in '{self.path}'; continue with --resume, or start again with --overwrite"
+                    f"an unfinished run is in '{self.path}'; continue with --resume, or start over with --overwrite"
                 )
-            # With `resume`, `read_points` sees whether what is there is of this run.
+            # With `resume`, `read_points` checks that the content belongs to this run.
             if present & _FILES and not (self.overwrite or (self.resume and present & {PLANE, _POINTS})):
                 raise RetargetError(f"'{self.path}' is not empty; name another folder, or replace it with --overwrite")
             if present:
@@ -114,7 +114,7 @@ class PlaneFolder:
             yield
 
     def read_points(self, key: Mapping[str, Any]) -> dict[Shares, Figures]:
-        """The points that are known; raises FinishedError if this run is finished, RetargetError if it was another."""
+        """Read the known points; FinishedError if this run is finished, RetargetError if another one made them."""
         key = parse_json(to_json(key))
         if not self.resume:
             return {}
@@ -125,12 +125,12 @@ class PlaneFolder:
             kept = load_record(self.path / _POINTS)
             theirs, points = dict(kept["run"]), {tuple(shares): figures for shares, figures in kept["points"]}
         except (OSError, ValueError, KeyError, TypeError):
-            return {}  # damaged: everything is scored again
+            return {}  # damaged: start over
         for name in dict.fromkeys((*key, *theirs)):
             if key.get(name) != theirs.get(name):
                 raise RetargetError(
-                    f"the unfinished run in '{self.path}' was another one: '{name}' was {theirs.get(name)!r} and is "
-                    f"{key.get(name)!r} now; repeat the same command, or start again with --overwrite"
+                    f"the unfinished run in '{self.path}' is a different one: '{name}' was {theirs.get(name)!r} and is "
+                    f"{key.get(name)!r} now; repeat the original command, or start over with --overwrite"
                 )
         return points
 
@@ -144,14 +144,14 @@ class PlaneFolder:
         if made_from == key:
             raise FinishedError(f"the run into '{self.path}' is finished; there is nothing to resume")
         if not self.overwrite:
-            raise RetargetError(f"'{self.path}' is finished, and was another run; replace it with --overwrite")
+            raise RetargetError(f"'{self.path}' was finished by a different run; replace it with --overwrite")
 
     def keep_points(self, key: Mapping[str, Any], points: Mapping[Shares, Figures]) -> None:
-        """Keep the points that are known."""
+        """Save the known points."""
         save_record(self.path / _POINTS, {"run": key, "points": [[list(each), points[each]] for each in points]})
 
     def write(self, figures: Figures) -> None:
-        """Write everything, each file wholly or not at all; finished figures need no points to be kept."""
+        """Write all files, each atomically; once finished, the saved points are removed."""
         chart = draw_plane(figures)
         texts = {
             PLANE: to_json(figures) + "\n",
@@ -169,7 +169,7 @@ class PlaneFolder:
 
 
 def write_table(figures: Mapping[str, Any]) -> str:
-    """All points as CSV: what each is made of, and its scores; the models come first and have their names.
+    """All points as CSV, with shares and scores; the models come first, with their names.
 
     Example:
         >>> write_table({"models": [{"name": "a"}], "points": []}).strip()

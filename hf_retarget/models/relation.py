@@ -63,10 +63,18 @@ def measure_relation(
         alike.append(float(a @ b / (a.norm() * b.norm()).clamp(min=1e-30)))
     cosine, drift = _find_cosine_and_drift(total)
     length, _, _, tuning, apart, to_new = total.tolist()
-    lengths = [math.sqrt(each / max(length, 1e-30)) for each in (apart, tuning, to_new)]
+    norm = max(length, 1e-30)
     word = LINEAGE if drift is None or drift <= NEAR else DRIFTED  # None: only the head was tuned
-    word = word if cosine >= RELATED else INDEPENDENT
-    return RelationFacts(cosine, drift, word, tensors, *lengths, resemblance=median(alike or [1.0]))
+    return RelationFacts(
+        cosine,
+        drift,
+        word if cosine >= RELATED else INDEPENDENT,
+        tensors,
+        apart=math.sqrt(apart / norm),
+        length=math.sqrt(tuning / norm),
+        to_new=math.sqrt(to_new / norm),
+        resemblance=median(alike or [1.0]),
+    )
 
 
 def _find_cosine_and_drift(sums: Tensor) -> tuple[float, float | None]:

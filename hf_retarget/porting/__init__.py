@@ -1,1 +1,1 @@
-"""The port: load, trace, match, transplant, reset BatchNorm, compare with what a user would do instead, save."""
+"""The port: load, trace, match, transplant, reset BatchNorm, compare with the alternatives, save."""

@@ -1,4 +1,4 @@
-"""Before a port: whether inputs fit together, and what it would cost."""
+"""Before a port: whether the inputs fit together, and what it would cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _TRIED = 1_000_000_000
-"""Parameters up to which a model is built with random weights, to take a gradient of a few images."""
+"""Maximum number of parameters of a model that is built with random weights to time a gradient."""
 
 CHECK_FORMAT, PLAN_FORMAT = "hf-retarget/check/1", "hf-retarget/plan/1"
 
@@ -61,83 +61,83 @@ CHECK_FORMAT, PLAN_FORMAT = "hf-retarget/check/1", "hf-retarget/plan/1"
 
 @dataclass(frozen=True)
 class Side:
-    """One of the three models, as far as its configuration and the headers of its weights tell."""
+    """One of the three models, as described by its configuration and weight headers."""
 
     reference: str
     library: str
     architecture: str
     parameters: int
-    """Numbers in its state dict, BatchNorm statistics included."""
+    """Numbers in its state dict, including BatchNorm statistics."""
     classes: int
     labels: tuple[str, ...] | None
     dtype: str
     revision: str | None
     download: int
-    """Bytes; 0 if it is on this machine already."""
+    """Bytes to download; 0 if the model is on this machine."""
 
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """The classifier, and what both bases will get for one."""
+    """The classifier tensors, and the head both bases will start from."""
 
     tensors: tuple[str, ...]
     policy: str | None
-    """None if only the weights tell."""
+    """None if it can only be decided once the weights are loaded."""
     why: str
     labels_agree: bool | None
-    """Whether all three are known to have the same labels in the same order."""
+    """Whether all three models have the same labels in the same order; None if unknown."""
 
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """How much of the model may be permuted: derived from a trace, and verified only when a port begins."""
+    """How much of the model may be permuted, according to an unverified trace."""
 
     groups: int
     share: float
-    """Of the parameters, on a free axis."""
+    """Share of the parameters on a free axis."""
     held: tuple[str, ...]
     unknown_operators: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class InputCheck:
-    """What was found. Where something rules out a port, what depends on it is None."""
+    """The result of `check`; fields that could not be determined are None."""
 
     sides: Mapping[str, Side]
     """source, tuned and target."""
     problems: tuple[str, ...]
-    """What rules out a port, in sentences."""
+    """Reasons that rule out a port, as sentences."""
     notes: tuple[str, ...]
     differences: tuple[Difference, ...]
-    """Tensors that are not the same on all three sides; those of the classifier may differ."""
+    """Tensors that differ between the three models; those of the classifier may."""
     head: HeadFacts | None = None
     graph: GraphFacts | None = None
     data: DataFacts | None = None
     relation: RelationFacts | None = None
-    """How the bases are related, by a sample of their weights; None if they could not be read in parts."""
+    """How the bases are related, from a sample of their weights; None if they cannot be sampled."""
     gates: tuple[GateFacts, ...] = ()
-    """What was looked at, as far as it could be seen."""
+    """Results of the gates, as far as they could be evaluated."""
     advice: str | None = None
-    """What probably pays: `port` (without gradients), `fit a head` or `retrain`."""
+    """The recommended action: `port` (without gradients), `fit a head` or `retrain`."""
     cost: Cost | None = None
 
     @property
     def compatible(self) -> bool:
-        """Whether nothing was found that rules out a port."""
+        """Whether a port is possible."""
         return not self.problems
 
     @property
     def download(self) -> int:
-        """Bytes of weights that a port would download."""
+        """Bytes of weights to download."""
         return sum(side.download for side in self.sides.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Return a JSON-serialisable dictionary."""
         return {"format": CHECK_FORMAT, "compatible": self.compatible, "download": self.download, **asdict(self)}
 
 
 class CheckArguments(RunArguments, total=False):
-    """Options of a check besides models, data and recipe."""
+    """Further options of `check`."""
 
     preset: str | None
     overrides: Mapping[str, Any] | None
@@ -153,10 +153,10 @@ def check(
     recipe: Recipe | str | Path | None = None,
     **options: Unpack[CheckArguments],
 ) -> InputCheck:
-    """Find out whether a port is possible and what it costs, from configurations, headers and samples of weights.
+    """Check whether a port is possible and what it costs, from configurations, headers and samples of weights.
 
-    The arguments are those of `port`; without `data`, only the models are checked. A model that cannot be found or
-    read is an error; models that do not fit together are a result.
+    The arguments are those of `port`; without `data`, only the models are checked. A missing or unreadable model is an
+    error; models that do not fit together are listed as problems.
     """
     check_arguments("check", options, CheckArguments)
     run = Run(**pick(options, Run))
@@ -270,7 +270,7 @@ def _with_graph(
                 data_given, recipe.data, preprocess, token=run.token, need_labels=False
             ).train.preprocess
         elif preprocess.transform is not None:
-            note = "the size of its input is known only with data, so nothing was traced (--data)"
+            note = "the input size is known only with data, so the model was not traced (--data)"
             return replace(found, notes=(*found.notes, note))
         found = replace(found, notes=(*found.notes, f"images: {preprocess.sentence}"))
         size = preprocess.input_size
@@ -296,7 +296,7 @@ def _with_graph(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a port would do."""
+    """The plan of a port, from a dry run."""
 
     architecture: str
     parameters: int
@@ -308,25 +308,25 @@ class Plan:
     data: str
     images: Mapping[str, int]
     made: str
-    """What is done to images, in words."""
+    """The preprocessing of images, for display."""
     method: str
     steps: int
     gradients: int
-    """Gradients of a minibatch, on both sides together; `auto` takes them only if it has to match."""
+    """Minibatch gradients on both sides; `auto` takes them only if it has to match."""
     forwards: float
-    """Minibatches that only go forward."""
+    """Forward-only minibatches."""
     control_steps: int
     finetune_steps: int
     relation: RelationFacts
     compressed: bool
     memory: int
-    """Bytes that the process will need at most: what one minibatch needed, and what the steps add to that."""
+    """Estimated peak bytes: those of one minibatch, and what the steps add."""
     seconds: float
-    """Estimated from the gradient of one minibatch, without the search for permutations."""
+    """Estimated from one minibatch, without the search for permutations."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Return a JSON-serialisable dictionary."""
         return {"format": PLAN_FORMAT, **asdict(self)}
 
 
@@ -339,7 +339,7 @@ def plan(
     recipe: Recipe | str | Path | None = None,
     **options: Unpack[PortArguments],
 ) -> Plan:
-    """Load and check everything as a port would, time one minibatch, and stop; the arguments are those of `port`."""
+    """Load and check everything as `port` would, then time one minibatch; the arguments are those of `port`."""
     check_arguments("plan", options, PortArguments)
     run, given = Run(**pick(options, Run)), Given(**pick(options, Given))
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
@@ -382,7 +382,7 @@ def plan(
 
 
 def _estimate_memory(contest: Contest, price: Price) -> int:
-    """The peak so far, with everything loaded and the gradient of a minibatch taken, and what comes on top of it."""
+    """The peak so far, after one gradient with everything loaded, and what the steps will add."""
     inputs, problem = contest.inputs, contest.problem
     searches = price.gradients > 0
     others = estimate_other_images(contest.recipe.port, inputs.preprocess.input_size, searches=searches)

@@ -1,4 +1,4 @@
-"""The contest of a port: contenders enter one after the other, the winner is chosen on validation images."""
+"""The contest of a port: contenders enter one by one, validation images choose the winner, a verdict sums it up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_retarget.document import GateFacts, RelationFacts, StepFigures
 from hf_retarget.errors import MatchError, ModelError, PortError, TraceError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
 from hf_retarget.evaluation.refit import HEAD_IMAGES, Fitted, fit_head
-from hf_retarget.evaluation.scorer import Score, Scorer, paired_error
+from hf_retarget.evaluation.scorer import Score, Scorer, measure_lead, paired_error
 from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
 from hf_retarget.graph import Permutation, load_permutation
 from hf_retarget.matching.problem import Problem
@@ -25,50 +25,49 @@ from hf_retarget.models.relation import INDEPENDENT
 from hf_retarget.porting.cost import FEW, Price, count_images, price_port
 from hf_retarget.porting.inputs import Inputs, Traced, trace_model
 from hf_retarget.porting.resume import BestStep, Track, Workplace
-from hf_retarget.porting.verdict import judge_port
 from hf_retarget.recipe import Recipe
 from hf_retarget.run import Run
 from hf_retarget.words import percent
 
 Rank = tuple[float, float]
-Curve = tuple[tuple[float, float], ...]  # training images behind the gradients so far, accuracy on validation
+Curve = tuple[tuple[float, float], ...]  # (training images used for gradients so far, validation accuracy)
 
 CLOSE = 0.9
-"""Share of the tuned model's validation accuracy from which nothing is matched between bases of one lineage: there,
-matching finds the identity, or moves neurons that should have stayed (docs/method.md)."""
+"""Between bases of one lineage, matching is skipped once a port without gradients reaches this share of the tuned
+model's validation accuracy: it would find the identity, or move neurons that should stay (docs/method.md)."""
 
 
 def rank(figures: StepFigures | Score) -> Rank:
-    """What steps and contenders are compared by: accuracy, then the lower loss."""
+    """Sort key of steps and contenders: higher accuracy, then lower loss."""
     loss = figures.loss
     return figures.top1, -loss if loss is not None and math.isfinite(loss) else -math.inf
 
 
 class Declined(Exception):
-    """A contender does not enter, for the reason in the message."""
+    """Raised by a contender that does not enter; the message gives the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """What a contender made."""
+    """The weights a contender made, and how they were chosen."""
 
     weights: dict[str, Tensor] = field(repr=False)
-    """The whole state dict."""
+    """The full state dict."""
     validation: Score
-    """On the images that contenders are chosen by."""
+    """Score on the images that choose among contenders."""
     gradients: int = 0
-    """Gradients of a minibatch that it took."""
+    """Minibatch gradients taken."""
     steps: tuple[StepFigures, ...] = ()
     best: BestStep | None = None
     curve: Curve = ()
     detail: str = ""
-    """What was chosen for it, in words."""
+    """What was chosen, for display: a factor, a learning rate."""
     targets: str = ""
-    """What its head was fitted to."""
+    """The targets its head was fitted to."""
 
     @property
     def rank(self) -> Rank:
-        """What the winner is chosen by."""
+        """Sort key for choosing the winner."""
         return rank(self.validation)
 
 
@@ -81,14 +80,14 @@ class Entry:
     made: Made
     test: Score
     also: Score | None = None
-    """On the second set of images."""
+    """Test score on the second set of images."""
     images: int = 0
-    """Images that went forward to make it, without those that the tuned model answered for all."""
+    """Images forwarded to make it, without those the tuned model answered for all contenders."""
     seconds: float = 0.0
 
 
 class Contest:
-    """All that a contender may use, and those that have entered."""
+    """Everything a contender may use, and the entries so far."""
 
     def __init__(self, inputs: Inputs, run: Run, place: Workplace) -> None:
         self.run, self.place, recipe = run, place, inputs.recipe
@@ -106,13 +105,13 @@ class Contest:
         self.entries: list[Entry] = []
         self.notes: list[str] = []
         self.courses: dict[str, dict[str, Track]] = {}
-        """Steps that several contenders share, by name."""
+        """Steps shared by several contenders, by name."""
         self.role = PORT
-        """That of the contender which is entering."""
+        """Role of the contender that is entering."""
 
     @property
     def recipe(self) -> Recipe:
-        """What to do."""
+        """The recipe of the port."""
         return self.inputs.recipe
 
     @property
@@ -126,7 +125,7 @@ class Contest:
         return self.inputs.given.asked(self.recipe).method == AUTO
 
     def note(self, words: str) -> None:
-        """Say something that belongs into the result."""
+        """Show a message, and record it in the result."""
         self.notes.append(words)
         self.run.progress.say(words)
 
@@ -141,10 +140,10 @@ class Contest:
 
     @cached_property
     def chosen_by(self) -> Split:
-        """The images by which steps and contenders are chosen.
+        """The images that choose among steps and contenders.
 
-        Where there are few validation images, training images, too: on those, a closed-form head is judged by what a
-        head fitted on all the others would answer.
+        Where validation images are few, training images are added; closed-form heads are then scored by leaving one
+        image out.
         """
         data = self.inputs.data
         if not self.is_small:
@@ -162,7 +161,7 @@ class Contest:
 
     @cached_property
     def kinds_of_targets(self) -> tuple[str, ...]:
-        """What heads and fine-tuning may aim at, to choose from."""
+        """Candidate targets of heads and fine-tuning."""
         asked = self.recipe.port.targets
         if not self.inputs.data.labelled:
             return ("teacher",)
@@ -170,12 +169,12 @@ class Contest:
 
     @property
     def targets(self) -> str:
-        """What gradients aim at. If nothing was asked for: labels, or what suited the new base's head best."""
+        """Targets of the gradients. With `auto`: labels, or those that suited the new base's head best."""
         head = self.find("head") if self.is_auto else None
         return head.made.targets if head and len(self.kinds_of_targets) > 1 else self.kinds_of_targets[0]
 
     def fit_head(self) -> Fitted:
-        """A closed-form head for the weights that are in the scorer."""
+        """Fit a closed-form head for the weights loaded into the scorer."""
         images = self._head_images
         targets = {kind: [self.teacher.shares(each, kind) for each in images] for kind in self.kinds_of_targets}
         by = None if self.is_small else self.chosen_by
@@ -186,14 +185,14 @@ class Contest:
 
     @cached_property
     def tuned_score(self) -> Score:
-        """That of the tuned model on the images to choose by."""
+        """Score of the tuned model on `chosen_by`."""
         self.scorer.load(self.inputs.tuned.in_float32())
         return self.scorer.score(self.chosen_by)
 
     # ---- gates
 
     def look_at_gates(self) -> tuple[GateFacts, ...]:
-        """What gates find, as far as can be seen by now."""
+        """Evaluate the gates on the evidence available so far."""
         inputs, tests = self.inputs, None
         if self.entries:
             free = [each for each in self.entries if not each.made.gradients and each.contender.may_replace]
@@ -211,7 +210,7 @@ class Contest:
         )
 
     def refuse_nonsense(self) -> None:
-        """PortError if nothing sensible can come out."""
+        """Raise PortError if a gate rules out a meaningful result."""
         if errors := list_errors(self.look_at_gates()):
             raise PortError(errors[0])
 
@@ -227,8 +226,8 @@ class Contest:
         if best < CLOSE * level:
             return ""
         return (
-            f"nothing was matched: the bases are of one lineage, and without gradients {percent(best)} of the "
-            f"validation images are right, at least {CLOSE:.0%} of the tuned model's {percent(level)}"
+            f"nothing was matched: the bases are of one lineage, and a port without gradients gets {percent(best)} of "
+            f"the validation images right, at least {CLOSE:.0%} of the tuned model's {percent(level)}"
         )
 
     @cached_property
@@ -238,8 +237,7 @@ class Contest:
             inputs, check = self.inputs, self.recipe.port.check
             found = trace_model(inputs.model, inputs.preprocess.input_size, check=check, key=inputs.structure)
         if found.held:
-            words = "groups act on tables that the new base keeps, and stay as they are"
-            self.run.progress.say(f"{len(found.held)} {words}")
+            self.run.progress.say(f"{len(found.held)} groups act on fixed tables of the new base and are not permuted")
         for unknown in found.graph.unknown_operators[:3]:
             self.run.progress.say(str(unknown))
         return found
@@ -251,40 +249,40 @@ class Contest:
 
     @cached_property
     def problem(self) -> Problem:
-        """What is to be matched."""
+        """The matching problem."""
         train = self.teacher.teach(self.inputs.data.train, self.targets)
         return self.inputs.problem(self.traced.graph, self.run, train, self.targets)
 
     @cached_property
     def given_permutation(self) -> Permutation:
-        """The one that was found before."""
+        """The permutation given by the user."""
         found, graph = self.inputs.given.permutation, self.traced.graph
         permutation = found if isinstance(found, Permutation) else load_permutation(Path(found).expanduser(), graph)
         graph.apply(permutation, {})  # raises an error if it belongs to another graph
         return permutation
 
-    # ---- who has entered
+    # ---- entries
 
     @property
     def ports(self) -> list[Entry]:
-        """Those that may win."""
+        """Entries that may win."""
         return [each for each in self.entries if each.role == PORT]
 
     @property
     def winner(self) -> Entry:
-        """The best of those that may win; of those that it does not clearly beat, the simplest."""
+        """The best entry that may win, or the simplest one that it does not clearly beat."""
         if not self.ports:
             raise PortError(f"no contender could be made: {'; '.join(self.notes)}")
         return choose_winner(self.ports)
 
     @property
     def result(self) -> Entry:
-        """What is saved: what continued from the winner, or the winner itself."""
+        """The entry that is saved: the winner, or its continuation."""
         return next((each for each in self.entries if each.role == AFTER), self.winner)
 
     @property
     def price(self) -> Price:
-        """What the port cost, and what its alternatives may cost."""
+        """The price of the port, and the budget of its alternatives."""
         steps = max((len(each.made.steps) for each in self.ports if each.made.gradients), default=0)
         steps = steps or max((len(each.made.steps) for each in self.ports), default=0)
         asked, entered = self.inputs.given.asked(self.recipe), [each.contender for each in self.ports]
@@ -293,11 +291,11 @@ class Contest:
         return price_port(self.recipe, counts, steps=steps, asked=asked, entered=entered, answered=answered)
 
     def find(self, name: str) -> Entry | None:
-        """The contender of this name, if it entered."""
+        """The entry of this name, if any."""
         return next((each for each in self.entries if each.contender.name == name), None)
 
     def enter(self, contender: Contender, role: str) -> None:
-        """Make a contender and score it on the test images. If one that is not alone to win fails, that is noted."""
+        """Make a contender and score it on the test images; a failure is noted unless no other contender may win."""
         self.role, began = role, time.monotonic()
         before, answered, inputs = self.scorer.images, self.teacher.images, self.inputs
         try:
@@ -311,12 +309,12 @@ class Contest:
                 self.note(str(reason))
             return
         except (PortError, TraceError, MatchError) as error:
-            # A loss that is NaN, say, is a fact about a learning rate, and no reason to lose a port.
+            # A NaN loss, for example, says something about a learning rate; it must not end the port.
             if role == PORT and not self.is_auto:
                 raise
             self.note(f"{contender.label} failed: {error}")
             return
-        if role not in (PORT, AFTER) and not contender.place:  # what might win elsewhere, others may start from
+        if role not in (PORT, AFTER) and not contender.place:  # others may start from weights that could win
             made = replace(made, weights={}, best=replace(made.best, weights={}) if made.best else None)
         self.entries.append(Entry(contender, role, made, test, also, images, time.monotonic() - began))
 
@@ -328,16 +326,58 @@ class Contest:
 
 
 def count_classes(data: ImageData) -> dict[str, list[int]]:
-    """Images of each class to train and to test on."""
+    """Training and test images per class."""
     splits = {"training": data.train, "test": data.test}
     return {name: split.targets.bincount(minlength=data.classes).tolist() for name, split in splits.items()}
 
 
 def choose_winner(ports: Sequence[Entry]) -> Entry:
-    """The best on validation; but where it leads a simpler one by no more than a paired standard error, the simpler."""
+    """The best on validation, or the simplest one within a paired standard error of it."""
     best = max(ports, key=lambda each: each.made.rank)
     for each in sorted(ports, key=lambda each: each.contender.place):
         lead = best.made.validation.top1 - each.made.validation.top1
         if lead <= paired_error(best.made.validation, each.made.validation):
             return each
     return best
+
+
+# ---- the verdict
+
+
+def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled: bool = True) -> str:
+    """The verdict in one line: the winner, its rivals, whether differences are significant, and what to do next."""
+    ours = result.test
+    what = result.contender.label if result is port else f"{port.contender.label}, fine-tuned on"
+    start = f"{percent(ours.top1)} {'' if labelled else 'agreement with the tuned model '}on {ours.count:,} test images"
+    others = [each for each in entries if each.contender.instead and each is not port]
+    tuned = next((each for each in others if each.contender.name == "tuned"), None)
+    kept = ""
+    if tuned is not None and labelled and tuned.test.top1:
+        kept = f", {ours.top1 / tuned.test.top1:.0%} of the tuned model's {percent(tuned.test.top1)}"
+    unmatched = find_unmatched(entries, port)
+    rivals = [each for each in others if each not in (tuned, unmatched)]
+    leads = {each.contender.name: measure_lead(ours, each.test) for each in others}
+    compared = "; ".join(f"{leads[each.contender.name].sentence} against {each.contender.label}" for each in rivals)
+    gain = "matched steps were" if port.contender.course else "the matching itself was"
+    worth = measure_lead(port.test, unmatched.test) if unmatched else None
+    beside = f"; {gain} worth {worth.sentence}" if worth else ""
+    facts = f"{what}: {start}{kept}{f'; {compared}' if compared else ''}{beside}"
+    better = [each for each in others if each is not tuned and leads[each.contender.name].is_behind]
+    if better:
+        best = max(better, key=lambda each: each.test.top1)
+        return f"Not worth it: {facts}; {best.contender.instead}."
+    if port.contender.instead and not port.contender.step:
+        return f"No port needed: {facts}; {port.contender.instead}."
+    if not any(each.contender.is_alternative for each in rivals):
+        return f"Undecided: {facts}; not compared with plain fine-tuning (--control full does)."
+    if not all(leads[each.contender.name].is_clear for each in rivals):
+        return f"Undecided: {facts}; more test images would tell."
+    if worth and not (worth.is_clear and worth.value > 0):
+        return f"Worth it, but not for its permutation: {facts}; the matching is not shown to have helped."
+    further = "fine-tune longer to go further" if result is not port else "fine-tune it on to go further"
+    return f"Worth it: {facts}; {further}."
+
+
+def find_unmatched(entries: Sequence[Entry], port: Entry) -> Entry | None:
+    """The winner's counterpart without matching, if it entered."""
+    return next((each for each in entries if each.contender.name == port.contender.without_matching), None)

@@ -1,4 +1,4 @@
-"""What a port and its contenders cost: the one place that counts gradients, and estimates of memory and time."""
+"""The price of a port: the one place that counts gradients and forward passes, and estimates memory and time."""
 
 from __future__ import annotations
 
@@ -22,27 +22,26 @@ from hf_retarget.recipe import PortOptions, Recipe
 from hf_retarget.run import Run, peak_memory
 
 _TRIED = (2, 16)
-"""Made-up images on which a gradient is timed: first a few to warm up, which are enough if they take so long:"""
+"""Random images on which a gradient is timed: a few to warm up, and more unless those were slow."""
 _SLOW = 3.0  # seconds
 
 _LOADED = 7
-"""Three checkpoints, the model, a gradient and its sums in float64, in sizes of the model: what there is before a port
-begins to grow."""
+"""Memory in use before the first step, in sizes of the model: three checkpoints, the model, a gradient, and its sum in
+float64."""
 
 GRADIENT = 3
-"""What a gradient costs, in forward passes."""
-
+"""Cost of a gradient, in forward passes."""
 
 FEW = 200
-"""Validation images below which `auto` chooses on training images, too."""
+"""Below this number of validation images, `auto` also chooses on training images."""
 
 SEARCH = 5 / 3
-"""What the search for the start or targets and for the rate of a fine-tuning takes at most: five trials of a third."""
+"""Maximum cost of choosing start, targets and learning rate of a fine-tuning: five trials of a third of its steps."""
 
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """How many images there are for what, as far as that is known."""
+    """Numbers of images, as far as they are known."""
 
     train: int = 0
     validation: int = 0
@@ -50,7 +49,7 @@ class ImageCounts:
     has_batchnorm: bool = False
 
     def sizes(self, recipe: Recipe, steps: int, *, auto: bool) -> Sizes:
-        """What goes forward in one contender, of `auto` or of another method."""
+        """Numbers of images that a contender forwards, with `auto` or another method."""
         options, chosen_by = recipe.port, self.validation
         head = min(self.train, HEAD_IMAGES) + chosen_by
         if auto and self.validation < FEW and recipe.data.validation_split is None:
@@ -60,31 +59,31 @@ class ImageCounts:
 
 
 def count_images(inputs: Inputs) -> ImageCounts:
-    """How many images a port has."""
+    """Count the images of a port."""
     data = inputs.data
     return ImageCounts(len(data.train), len(data.validation), len(data.test), has_batchnorm(inputs.model))
 
 
 @dataclass(frozen=True)
 class Price:
-    """In minibatches of the port (`port.batch_size`)."""
+    """The price of a port, in minibatches of `port.batch_size`."""
 
     gradients: int
-    """Of all that may win, on both sides together; steps that contenders share count once."""
+    """Gradients of all contenders that may win, on both sides; shared steps count once."""
     forwards: float
-    """Of all that may win: minibatches that only go forward, each a third of a gradient."""
+    """Forward-only minibatches of all contenders that may win; each costs a third of a gradient."""
     after: int
-    """Of the fine-tuning after the port."""
+    """Steps of the fine-tuning after the port."""
     beside: float
-    """Of the contenders that are compared with the port, without the alternative, in gradients."""
+    """Cost of the contenders compared with the port, without the alternative, in gradients."""
     alternative: int
     """Steps of plain fine-tuning at the price of the port and the fine-tuning after it."""
     test: float
-    """Minibatches of test images that go forward."""
+    """Minibatches of test images, forward only."""
 
     @property
     def total(self) -> float:
-        """Everything, in gradients of a minibatch."""
+        """The total, in gradients of a minibatch."""
         paid = self.gradients + self.beside + (1 + SEARCH) * (self.after + self.alternative)
         return paid + (self.forwards + self.test) / GRADIENT
 
@@ -98,10 +97,10 @@ def price_port(
     entered: Sequence[Contender] | None = None,
     answered: int = 0,
 ) -> Price:
-    """The price of a port by a recipe.
+    """Compute the price of a port.
 
-    `steps` are those that were made, if not all of the recipe's; `asked` says which contenders enter, and `entered`
-    which of those that may win did; `answered` are the images that the tuned model was asked about.
+    `steps`: steps taken, if not all of the recipe's. `asked`: decides which contenders enter. `entered`: those that
+    entered and may win. `answered`: number of images labelled by the tuned model.
 
     Example:
         >>> price = price_port(Recipe().override(**{"port.method": "fgmt"}), ImageCounts(1280, 256, 256))
@@ -137,25 +136,25 @@ def price_port(
 
 @dataclass(frozen=True)
 class Cost:
-    """What a port takes, by a few made-up images; `port --dry-run` takes a real minibatch."""
+    """The estimated cost of a port, from a few random images; `port --dry-run` uses a real minibatch."""
 
     gradients: int
-    """Gradients of a minibatch, on both sides together."""
+    """Minibatch gradients on both sides."""
     control: int
     """Steps of the plain fine-tuning that the port is compared with."""
     batch_size: int
     memory: int
-    """Bytes that the process will need at most; without what goes through the model if that could not be tried."""
+    """Peak bytes of the process; without activations if the model could not be run."""
     seconds: float | None
-    """At most, without the search for permutations and reading images; None if the model could not be tried."""
+    """Upper bound, without the search for permutations and reading images; None if the model could not be run."""
 
 
 def estimate_cost(
     model: nn.Module, input_size: tuple[int, ...], recipe: Recipe, run: Run, images: ImageCounts | None = None
 ) -> Cost:
-    """Estimate what a port by this recipe would take at most; a model without memory for its weights is not tried.
+    """Estimate an upper bound of memory and time; a model on the meta device is not run.
 
-    Fine-tuning in epochs and forward passes are counted if the numbers of images are known.
+    Epochs of fine-tuning and forward passes count only if the numbers of images are known.
 
     Example:
         >>> from hf_retarget.models import empty_model
@@ -179,7 +178,7 @@ def estimate_cost(
 
 
 def _try(model: nn.Module, input_size: tuple[int, ...], run: Run) -> tuple[float, float] | None:
-    """Seconds and bytes that one image takes in a gradient; None if the model cannot be tried on made-up images."""
+    """Seconds and bytes per image of a gradient; None if the model fails on random images."""
     weights = dict(model.named_parameters())
     own = {each.untyped_storage().data_ptr() for each in weights.values()}
     kept: dict[int, int] = {}
@@ -193,13 +192,13 @@ def _try(model: nn.Module, input_size: tuple[int, ...], run: Run) -> tuple[float
     compute, found = Gradients(model.to(run.accelerator.device), cross_entropy, None, run.accelerator), None
     for images in _TRIED:
         kept.clear()
-        draw = torch.Generator().manual_seed(0)  # the caller's random numbers go on as before
+        draw = torch.Generator().manual_seed(0)  # leaves the caller's random state alone
         batch = torch.randn(images, *input_size, generator=draw), torch.zeros(images, dtype=torch.long)
         began = time.perf_counter()
         try:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 compute(weights, [batch])
-        except Exception:  # whatever the model's own code raises
+        except Exception:  # the model's own code may raise anything
             return None
         seconds = time.perf_counter() - began
         found = seconds / images, sum(kept.values()) / images
@@ -209,10 +208,10 @@ def _try(model: nn.Module, input_size: tuple[int, ...], run: Run) -> tuple[float
 
 
 def estimate_growth(parameters: int, steps: int, compression: Compression | None, *, searches: bool) -> int:
-    """Bytes that a port takes once everything is loaded and one gradient was taken.
+    """Bytes a port needs on top of everything loaded and one gradient.
 
-    That is the source's gradient, the ported weights, the best step and its model; in a search the stacks, and as much
-    again while they are compressed or permuted.
+    These are the source's gradient, the ported weights, the best step and its model; in a search, twice the stacks,
+    which are copied while they are compressed or permuted.
 
     Example:
         >>> [estimate_growth(1_000_000, 10, None, searches=each) for each in (False, True)]
@@ -224,7 +223,7 @@ def estimate_growth(parameters: int, steps: int, compression: Compression | None
 
 
 def estimate_other_images(options: PortOptions, input_size: tuple[int, ...], *, searches: bool) -> int:
-    """Bytes of the images that a step keeps, besides those of one minibatch."""
+    """Bytes of cached images in a step, besides one minibatch."""
     cache = BatchCache(input_size, limit=STEP_IMAGES)
     images = cache.size(options.grad_batches * options.batch_size)
     return images - cache.size(options.batch_size) if images <= cache.limit and searches else 0

@@ -1,8 +1,7 @@
-"""`rt.finetune` and `hf-retarget finetune`: load a model, give it a head, train, score, save."""
+"""`rt.finetune` and `hf-retarget finetune`: load a model, choose a head, train, score and save."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
 FORMAT = "hf-retarget/finetune/1"
 _PINNED = ("reference", "architecture", "revision", "hub_id", "base_models", "license", "license_link", "hashes")
 _TRAJECTORY = "trajectory"
-_CHECKPOINTS = 10  # of a run, if its options do not say how often
+_CHECKPOINTS = 10  # per run, unless the options set an interval
 
 
 class FinetuneArguments(RunArguments, PlaceArguments, total=False):
-    """Options of a fine-tuning besides model, data, recipe and folder."""
+    """Further options of `finetune`."""
 
     head: str
     record: int | None
@@ -56,18 +55,18 @@ class FinetuneArguments(RunArguments, PlaceArguments, total=False):
 
 @dataclass(frozen=True, eq=False)
 class FinetuneResult:
-    """A fine-tuned model, where it was saved, and how it came about."""
+    """A fine-tuned model, its folder and its history."""
 
     model: nn.Module = field(repr=False)
     folder: Path
     history: History = field(repr=False)
     validation: float | None
-    """The top-1 accuracy on validation after the last step; None without validation images."""
+    """Top-1 accuracy on validation images after the last step; None without such images."""
     test: Score = field(repr=False)
     head: str
-    """The kind of head it started with: `keep`, `fresh` or `zero`."""
+    """The kind of initial head: `keep`, `fresh` or `zero`."""
     document: dict[str, Any] = field(repr=False)
-    """What finetune.json holds."""
+    """The content of finetune.json."""
 
 
 def finetune(
@@ -78,23 +77,23 @@ def finetune(
     out: str | Path,
     **options: Unpack[FinetuneArguments],
 ) -> FinetuneResult:
-    """Fine-tune a model on the training images, and save it to the folder `out`; without `data`, those of the recipe.
+    """Fine-tune a model on the training images of `data`, or of the recipe, and save it to the folder `out`.
 
-    `head` is the classifier to start with (auto, keep, fresh, zero). `record` keeps the weights of every N-th step in
-    OUT/trajectory. With a `teacher`, the model learns what that one says about the images, which then need no labels.
-    A run that was killed continues with `resume=True`, to the same weights; until the end, `out` is not
-    there. The other options are those of `port`.
+    `head` is the initial classifier (auto, keep, fresh, zero). `record` saves the weights of every N-th step to
+    OUT/trajectory. With a `teacher`, the model learns its answers, and the images need no labels. `out` appears only
+    when complete; an interrupted run continues with `resume=True`, to the same weights. The other options are those of
+    `port`.
     """
     check_arguments("finetune", options, FinetuneArguments)
     chosen, images = finish_recipe(data, recipe)
     if not (chosen.finetune.steps or chosen.finetune.epochs):
-        how = "give --steps or --epochs, or a preset that has them (pets@source)"
+        how = "give --steps or --epochs, or a preset that sets them (pets@source)"
         raise RecipeError(f"recipe '{chosen.name}' does not say how long to fine-tune; {how}")
     head = options.get("head", "auto")
     check_head(head)
     read = (model, chosen.data.reference, options.get("teacher"))
     run, place = Run(**pick(options, Run)), Workplace.at(out, inputs=read, **pick(options, PlaceArguments))
-    _ = run.accelerator  # before the lock: among several processes only the first holds it
+    _ = run.accelerator  # before the lock, which only the main process holds
     with place.held():
         with run.stage("loading", "loading the model"):
             checkpoint = load_checkpoint(model, num_classes=options.get("num_classes"), **run.loading)
@@ -113,7 +112,7 @@ def finetune(
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """A model with a head for the images, and the images."""
+    """A model with a matching head, and the images."""
 
     model: nn.Module
     data: ImageData
@@ -122,9 +121,9 @@ class Start:
     head: str
     why: str
     initial_head: dict[str, Tensor]
-    """A copy of the head: it cannot be told from the tuned model."""
+    """A copy of the head, which cannot be recovered from the tuned model."""
     train: Split
-    """The training images, with what the model is to learn: labels, or a teacher's answers."""
+    """The training images, with labels or a teacher's answers as targets."""
 
 
 def prepare_start(
@@ -135,7 +134,7 @@ def prepare_start(
     run: Run | None = None,
     teacher: Checkpoint | None = None,
 ) -> Start:
-    """Bring a checkpoint and images together: labels in one order (that of the teacher), and a head for them."""
+    """Load the images with labels in the model's (or teacher's) order, and give the checkpoint a matching head."""
     token, asked = (run.token, run.preprocess) if run else (None, None)
     preprocess = choose_preprocess(checkpoint, recipe.data.image_size, asked)
     if teacher is None:
@@ -158,7 +157,7 @@ def prepare_start(
 
 
 def _learn_from(teacher: Checkpoint, start: Start, recipe: Recipe, run: Run) -> Start:
-    """The start with the teacher's answers to learn; where there are no labels, they stand in for them, too."""
+    """Use the teacher's answers as targets, and as labels if there are none."""
     model, own, data = teacher.build(), choose_preprocess(teacher, recipe.data.image_size, run.preprocess), start.data
     own = own.fit(data.train.item(0))
     check_shapes(model, own.input_size, teacher.num_classes)
@@ -174,7 +173,7 @@ def _learn_from(teacher: Checkpoint, start: Start, recipe: Recipe, run: Run) -> 
 def _load(
     checkpoint: Checkpoint, images: Any, recipe: Recipe, preprocess: Preprocess, head: str, token: str | None
 ) -> ImageData:
-    """The images, with the labels in the model's order where its head is kept."""
+    """Load the images, with labels in the model's order if its head is kept."""
     if head == "keep":
         return load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, token=token)
     found = load_data(images, recipe.data, preprocess, token=token)
@@ -196,12 +195,12 @@ class _Finetuning:
     teacher: Checkpoint | None
 
     def introduce(self) -> None:
-        """Say what will be done, and make a place for it."""
+        """Show notes on the run, and create its workplace."""
         start = self.start
         for note in (*self.checkpoint.notes, *start.data.notes, f"head: {start.head} ({start.why})"):
             self.run.progress.say(note)
         self.place.begin(self.key, self.run)
-        # What cannot be saved should fail before the training, not after it.
+        # A model that cannot be saved should fail before training, not after it.
         in_main_process(lambda: self.save_model(start.model, self.place.result))
 
     def train(self) -> History:
@@ -242,12 +241,12 @@ class _Finetuning:
                 folder / CARD, write_tuned_card(result.document, library=name_library(self.checkpoint), curve=curve)
             )
             if self.trajectory.is_dir():
-                copy_folder(self.trajectory, folder / _TRAJECTORY)  # not moved: it may still be needed to resume
+                copy_folder(self.trajectory, folder / _TRAJECTORY)  # not moved: resuming may still need it
         except OSError as error:
             raise PortError(f"cannot write to '{folder}': {error}") from error
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """The model with what its configuration should say about images: the size they had, and what it lacked."""
+        """Save the model; its configuration gets the input size, and preprocessing entries it lacked."""
         used, config = self.start.preprocess.config, self.checkpoint.config
         save_model(
             folder,
@@ -264,7 +263,7 @@ class _Finetuning:
 
     @property
     def options(self) -> TrainOptions:
-        """Those of the recipe; if they do not mention checkpoints, there are some nevertheless."""
+        """The recipe's training options, with a default interval of checkpoints."""
         options = self.recipe.finetune
         steps = options.total_steps(len(self.start.data.train))
         return replace(options, checkpoint_every=options.checkpoint_every or -(-steps // _CHECKPOINTS))
@@ -275,10 +274,10 @@ class _Finetuning:
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that the result depends on."""
+        """Everything the result depends on."""
         options = asdict(self.recipe.finetune)
         del options["checkpoint_every"]
-        key = {
+        return {
             "model": dict(self.checkpoint.hashes),
             "data": self.start.data.fingerprint,
             "finetune": options,
@@ -288,7 +287,6 @@ class _Finetuning:
             "record": self.record,
             ENVIRONMENT: describe_environment(self.run.accelerator.device.type),
         }
-        return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
 
     def document(self, history: History, validation: float | None, test: Score) -> dict[str, Any]:
         checkpoint, data = self.checkpoint, self.start.data
@@ -326,4 +324,4 @@ class _Finetuning:
             "run": self.key,
             "versions": list_versions(),
         }
-        return dict(shorten_all(document))  # without the paths of this machine: it may be published
+        return dict(shorten_all(document))  # without local paths, since it may be published

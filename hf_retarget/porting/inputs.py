@@ -1,10 +1,10 @@
-"""What a port starts from: three checkpoints that fit together, images, heads, and the permutation graph."""
+"""The inputs of a port: three matching checkpoints, images, heads, and the permutation graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,48 +50,48 @@ from hf_retarget.training.recorder import TrajectoryRecorder
 Reference = str | Path | nn.Module
 Tensors = Mapping[str, Tensor]
 Checkpoints = str | Path | Sequence[str | Path]
-"""A folder that a TrajectoryRecorder wrote, or files in order."""
+"""A folder written by a TrajectoryRecorder, or files in order."""
 
 WRONG_CLASSES = "a port needs the data of the fine-tuning (--data-classes chooses among them)"
-"""What to do about data with other classes than those of the tuned model."""
+"""Advice for data whose classes differ from those of the tuned model."""
 
 EXACT = 1 << 28
-"""Bytes up to which gradients are kept as they are; beyond, their leading directions."""
+"""Bytes of gradients that are kept exactly; above, only their leading directions are."""
 
 STEP_IMAGES = 1 << 30
-"""Bytes of a step's images up to which they are decoded once for both sides."""
+"""Bytes of images in a step that are cached, so that they are decoded once for both sides."""
 
-_ANOTHER = 0.5  # share of the fine-tuning's length by which the last checkpoint may miss the tuned model
-_CONTROLS = 4  # groups that are permuted in part, to see that a verification would notice a wrong graph
+_ANOTHER = 0.5  # distance of the last checkpoint from the tuned model, in lengths of the fine-tuning
+_CONTROLS = 4  # negative controls of a verification
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a user may have besides three models and data."""
+    """Optional inputs of a port."""
 
     permutation: Any = None
-    """A permutation that was found before, its file, or the folder of a port."""
+    """An earlier permutation, its file, or the folder of its port."""
     tuned_target: Reference | None = None
-    """The real fine-tuning of the new base."""
+    """The real fine-tuning of the new base, to compare with."""
     initial_head: str | Path | Tensors | None = None
-    """The head that the fine-tuning started with."""
+    """The initial head of the fine-tuning."""
     checkpoints: Checkpoints | None = None
-    """Those of the fine-tuning, to port along them."""
+    """Checkpoints of the fine-tuning, to port along."""
     gradient_cache: str | Path | None = None
-    """A folder for gradients of the old side, shared by ports of one fine-tuning to several bases."""
+    """A folder for the gradients of the old side, reused by ports of the same fine-tuning to other bases."""
     also_data: Any = None
-    """A second set of images, on which everything is scored, too: what the new base is better at."""
+    """A second set of images to score on, for example of what the new base is better at."""
     also_data_fit: bool = False
-    """Whether closed-form heads are fitted on its training images, too."""
+    """Whether to fit closed-form heads on its training images as well."""
     force_base: bool = False
-    """Whether a tuned model that is an adapter may name another base than the old base."""
+    """Whether to accept an adapter that names a different base."""
     text: str | Path | None = None
-    """Texts that the fine-tuning of a language model was for."""
+    """Texts on which to score language models."""
     force_relation: bool = False
-    """Whether a fine-tuning is added without images even between independent bases."""
+    """Whether to add a fine-tuning without images even between independent bases."""
 
     def complete(self, recipe: Recipe) -> Recipe:
-        """The recipe that uses what is given; what it needs and does not have is an error.
+        """Adapt a recipe to these inputs; PortError if it needs an input that is missing.
 
         Example:
             >>> Given(initial_head="head.safetensors").complete(Recipe()).port.head
@@ -99,9 +99,7 @@ class Given:
         """
         changes = {}
         if recipe.data.reference != NO_DATA and (self.text is not None or self.force_relation):
-            raise PortError(
-                "--text and --force-relation are for models that are ported without images; say --data none, too"
-            )
+            raise PortError("--text and --force-relation apply only to ports without images; add --data none")
         if self.initial_head is not None and recipe.port.head == "auto":
             changes["port.head"] = "given"
         if self.checkpoints is not None:
@@ -119,7 +117,7 @@ class Given:
         return recipe.override(**changes)
 
     def asked(self, recipe: Recipe) -> Asked:
-        """What decides which contenders enter."""
+        """The request that decides which contenders enter."""
         return Asked(
             "given" if self.permutation is not None else recipe.port.method,
             recipe.port.control,
@@ -130,7 +128,7 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """All that a port starts from; weights are float32."""
+    """Everything a port starts from; weights are float32."""
 
     source: Checkpoint
     tuned: Checkpoint
@@ -140,7 +138,7 @@ class Inputs:
     data: ImageData
     preprocess: Preprocess
     model: nn.Module = field(repr=False)
-    """A model of this architecture with the tuned model's classes, to compute with."""
+    """A model of this architecture with the tuned model's classes, for computing."""
     recipe: Recipe
     relation: RelationFacts
     """How the bases are related."""
@@ -151,38 +149,38 @@ class Inputs:
 
     @property
     def classes(self) -> int:
-        """How many classes the ported model will have."""
+        """Number of classes of the ported model."""
         return self.tuned.num_classes
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """Their names, if the tuned model or the data name them."""
+        """Class names, if the tuned model or the data provide them."""
         return self.tuned.labels or self.data.labels
 
     @property
     def head_tuned(self) -> bool:
-        """Whether the tuned model has another head than the old base."""
+        """Whether the head of the tuned model differs from that of the old base."""
         old, new = self.source.weights, self.tuned.weights
         pairs = ((old.get(name), new.get(name)) for name in self.comparison.head)
         return any(one is None or two is None or not torch.equal(one, two) for one, two in pairs)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The parameters, tied ones once: what a trajectory is made of."""
+        """Names of the parameters, tied ones once."""
         return tuple(name for name, _ in self.model.named_parameters())
 
     @property
     def size(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return sum(self.heads.target[name].numel() for name in self.names)
 
     def parameters(self, weights: Tensors) -> dict[str, Tensor]:
-        """The parameters among some weights."""
+        """Select the parameters from a state dict."""
         return {name: weights[name] for name in self.names}
 
     @property
     def structure(self) -> dict[str, Any] | None:
-        """What the permutation graph depends on; None for code of the user's own, which nothing identifies."""
+        """What the permutation graph depends on; None for the user's own code, which cannot be identified."""
         target = self.target
         if target.module is not None or (target.library == "timm" and not is_timm(target.architecture)):
             return None
@@ -193,7 +191,7 @@ class Inputs:
 
     @cached_property
     def trajectory(self) -> Trajectory:
-        """The fine-tuning as steps: a straight line, or its checkpoints."""
+        """The fine-tuning as steps, along a straight line or its checkpoints."""
         source, options = self.parameters(self.heads.source), self.recipe.port
         if self.given.checkpoints is not None:
             found = CheckpointTrajectory(source, find_checkpoints(self.given.checkpoints))
@@ -202,23 +200,14 @@ class Inputs:
         return LinearTrajectory(source, self.parameters(self.tuned.in_float32()), options.steps, options.schedule)
 
     def gradients(self, run: Run, train: Split | None = None, grad_batches: int | None = None) -> StepGradients:
-        """Gradients on the minibatches of each step: the same images for both sides, those of `train` if given."""
+        """Gradients on the minibatches of each step, drawn from `train` if given; both sides see the same images."""
         options, train = self.recipe.port, train or self.data.train
         count = grad_batches or options.grad_batches
         cache = BatchCache(self.preprocess.input_size, limit=STEP_IMAGES)
+        how: dict[str, Any] = {"seed": options.seed, "augment": options.augment, "workers": run.workers}
 
         def batches(step: int) -> Iterable[Batch]:
-            def draw() -> Iterable[Batch]:
-                skip = (step - 1) * count
-                return train.batches(
-                    options.batch_size,
-                    seed=options.seed,
-                    skip=skip,
-                    count=count,
-                    augment=options.augment,
-                    workers=run.workers,
-                )
-
+            draw = partial(train.batches, options.batch_size, skip=(step - 1) * count, count=count, **how)
             cache.forget(but=f"step {step}")
             return cache.get(f"step {step}", count * options.batch_size, draw)
 
@@ -227,7 +216,7 @@ class Inputs:
     def problem(
         self, graph: PermutationGraph, run: Run, train: Split | None = None, targets: str = "labels"
     ) -> Problem:
-        """What is to be matched, with gradients on the images of `train`, which have these targets."""
+        """The matching problem, with gradients on the images of `train` and these targets."""
         options, real = self.recipe.port, self.tuned_target
         search = MatchOptions(
             seed=options.seed,
@@ -268,7 +257,7 @@ class Inputs:
 
     @property
     def checkpoint_hashes(self) -> list[str] | None:
-        """Of an actual trajectory."""
+        """Hashes of the checkpoints of an actual trajectory."""
         paths = self.given.checkpoints
         return None if paths is None else [hash_file(path) for path in find_checkpoints(paths)]
 
@@ -315,13 +304,13 @@ def load_inputs(
 
 
 def _check_end(trajectory: CheckpointTrajectory, source: Tensors, tuned: Tensors) -> None:
-    """Refuse checkpoints of another fine-tuning: the last one is the tuned model, but for rounding or averaging."""
+    """Refuse checkpoints of another fine-tuning: the last one must be close to the tuned model."""
     last = trajectory.delta(trajectory.steps)
     apart = sum(float((source[name] + last[name] - weight).square().sum()) for name, weight in tuned.items())
     length = sum(float((weight - source[name]).square().sum()) for name, weight in tuned.items())
     if apart > _ANOTHER**2 * length:
         raise PortError(
-            f"the last checkpoint is not the tuned model: they are more than {_ANOTHER:.0%} of the fine-tuning apart; "
+            f"the last checkpoint is not the tuned model: they differ by more than {_ANOTHER:.0%} of the fine-tuning; "
             "name the checkpoints of this fine-tuning, in order"
         )
 
@@ -329,7 +318,7 @@ def _check_end(trajectory: CheckpointTrajectory, source: Tensors, tuned: Tensors
 def _load_also(
     given: Given, data: ImageData, recipe: Recipe, tuned: Checkpoint, preprocess: Preprocess, run: Run
 ) -> ImageData:
-    """A second set of images with the same classes; of one without a test split, all images are tested on."""
+    """Load a second set of images with the same classes; without a test split, all of them are test images."""
     reference, fits = given.also_data, given.also_data_fit
     place = str(reference) if isinstance(reference, (str, Path)) else ""
     own = recipe.data
@@ -358,7 +347,7 @@ def _load_also(
 
 
 def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions) -> Heads:
-    """The old base moved only part of the way to the new one, which then stands for the new base."""
+    """Replace the new base by a point between the old base and the new one."""
     check_update(options, relation)
     moved = {
         name: torch.lerp(old, new, options.update) if (new := heads.target[name]).is_floating_point() else new
@@ -368,9 +357,9 @@ def _update_in_part(heads: Heads, relation: RelationFacts, options: PortOptions)
 
 
 def check_update(options: PortOptions, relation: RelationFacts) -> None:
-    """Refuse a part of an update (`--update`) that has no meaning."""
+    """Refuse a partial update (`--update`) that has no meaning."""
     if options.update < 1 and options.alpha is not None:
-        raise PortError("--update and --alpha are two dials of one line; give one of them")
+        raise PortError("--update and --alpha scale the same line; give only one of them")
     if options.update < 1 and relation.word == INDEPENDENT:
         raise PortError(
             f"there is nothing between independent bases, so --update {options.update:g} has no meaning "
@@ -380,7 +369,7 @@ def check_update(options: PortOptions, relation: RelationFacts) -> None:
 
 @dataclass(frozen=True)
 class Traced:
-    """A permutation graph, its verification, and the groups that stay as they are: the new base keeps their tables."""
+    """A permutation graph, its verification, and the groups that are not permuted because of fixed tables."""
 
     graph: PermutationGraph
     verification: Verification | None
@@ -390,14 +379,14 @@ class Traced:
 def trace_model(
     model: nn.Module, input_size: tuple[int, ...], *, check: bool = True, key: Mapping[str, Any] | None = None
 ) -> Traced:
-    """Trace a model for images of this size, and verify the graph; one that does not hold is an error.
+    """Trace a model for images of this size and verify the graph; PortError if it does not hold.
 
-    With a key, which has to say everything that the model's structure depends on, it is done once for all.
+    With `key`, which must contain everything the structure depends on, the graph is cached.
     """
     key = None if key is None or not check else {**key, "input_size": input_size, **list_versions()}
     if key is not None and (kept := recall_graph(key)):
         return _pin(kept[0], model, kept[1])
-    example = torch.zeros(2, *input_size)  # two, so that the batch is not mistaken for an axis of one element
+    example = torch.zeros(2, *input_size)  # a batch of two, which cannot be mistaken for an axis of size 1
     graph = trace(model, example)
     result = verify(model, graph, example[:1], draws=1, controls=_CONTROLS) if check else None
     if result is not None and not result.passed:
@@ -416,7 +405,7 @@ def _pin(graph: PermutationGraph, model: nn.Module, result: Verification | None)
 
 
 def choose_compression(options: PortOptions, steps: int, parameters: int) -> Compression | None:
-    """As the recipe says; if it does not, small stacks are kept exactly.
+    """The compression of gradients: as in the recipe, else none for small stacks.
 
     Example:
         >>> choose_compression(PortOptions(), 10, 1_000_000) is None, choose_compression(PortOptions(), 15, 10**9)
@@ -428,7 +417,7 @@ def choose_compression(options: PortOptions, steps: int, parameters: int) -> Com
 
 
 def find_checkpoints(checkpoints: Checkpoints) -> list[Path]:
-    """The files of an actual trajectory, in order."""
+    """List the checkpoint files of an actual trajectory in order."""
     if isinstance(checkpoints, (str, Path)):
         path = Path(checkpoints).expanduser()
         return [path] if path.is_file() else TrajectoryRecorder.load(path)
@@ -447,7 +436,7 @@ def _check_real(source: Checkpoint, tuned: Checkpoint, real: Checkpoint | None) 
     if real.num_classes != tuned.num_classes:
         raise ModelError(
             f"'{real.reference}' has {real.num_classes} classes, but '{tuned.reference}' has {tuned.num_classes}; "
-            "the real fine-tuning of the new base must be one on the same data"
+            "the real fine-tuning of the new base must use the same data"
         )
 
 
@@ -474,5 +463,5 @@ def _read_head(head: str | Path | Tensors) -> Tensors:
     except OSError as error:
         raise ModelError(f"cannot read the initial head '{head}': {error}; it must be a safetensors file") from error
     if broken := find_not_finite(found):
-        raise ModelError(f"'{broken}' in the initial head '{head}' is not made of finite real numbers")
+        raise ModelError(f"'{broken}' in the initial head '{head}' holds numbers that are not finite")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,15 +31,15 @@ from hf_retarget.training.loop import train_model
 Tensors = Mapping[str, Tensor]
 
 EARLY_LEAD, LATE_LEAD = 0.1, 0.01
-"""By this much on validation images, whole steps have to be ahead of masked ones for a course to follow them: from the
-second step on, and from half of the way on. Between wide random networks (MNIST) they lead by 20 points from the first
-steps on; between two ResNet-20 by up to 6 until the fourth step, and are 8 to 16 behind in the end."""
+"""Lead on validation images that makes a course follow whole steps instead of masked ones: from the second step, and
+from half of the way. Between wide random networks (MNIST), whole steps lead by 20 points from the start; between two
+ResNet-20 by up to 6 until the fourth step, and they end 8 to 16 points behind."""
 BEHIND = 0.05
-"""Whole steps that are so far behind from half of the way on are not scored any more: none that we saw came back. The
-head of the one that is so far behind in the end is not refitted: it was the winner in none of our records."""
-_PILOT = 3  # a fine-tuning chooses its start, rate and targets on this part of its steps
-_RATES = (1 / 3, 3.0)  # learning rates that are tried, too, as factors of the recipe's
-_POINTS = 5  # of a validation curve, and checkpoints, if the recipe does not say how many
+"""Whole steps this far behind at half of the way or later are no longer scored: none in our records recovered. Where
+a port ends this far behind, its head is not refitted: it won in none of our records."""
+_PILOT = 3  # start, learning rate and targets are chosen on one third of the steps
+_RATES = (1 / 3, 3.0)  # further learning rates to try, as factors of the recipe's
+_POINTS = 5  # points of a validation curve, and checkpoints, unless the recipe sets them
 
 
 # ---- models as they are
@@ -86,10 +86,10 @@ def refit_target(contest: Contest, contender: Contender) -> Made:
 
 
 def refit_entered(contest: Contest, contender: Contender) -> Made:
-    """A contender that has entered, with its head refitted; not where the other steps of its course are far ahead."""
+    """An entry with its head refitted; declines if another entry of its course is far ahead."""
     entered = contest.find(contender.refits)
     if entered is None:
-        raise Declined("")  # its own reason has been given
+        raise Declined("")  # the reason has been noted already
     tracks = contest.courses.get(contender.course, {})
     reached = {name: max(step.top1 for step in track.steps) for name, track in tracks.items()}
     if tracks and max(reached.values()) - reached[contender.refits] > BEHIND:
@@ -102,7 +102,7 @@ def refit_entered(contest: Contest, contender: Contender) -> Made:
 
 
 def _refit_base(contest: Contest, weights: dict[str, Tensor]) -> Made:
-    """With the statistics of BatchNorm that the base has or with new ones, whichever is better on validation."""
+    """Keep or re-estimate the base's BatchNorm statistics, whichever is better on validation."""
     made = _refit(contest, weights)
     contest.scorer.load(weights)
     if not contest.scorer.reset_batchnorm().layers:
@@ -124,7 +124,7 @@ def _refit(contest: Contest, weights: dict[str, Tensor]) -> Made:
 
 
 def follow_line(contest: Contest, contender: Contender) -> Made:
-    """The new base plus the fine-tuning, by several factors: parameters only, BatchNorm re-estimated for each."""
+    """The new base plus a multiple of the fine-tuning, for several factors, with BatchNorm re-estimated for each."""
     inputs, scorer = contest.inputs, contest.scorer
     delta = inputs.trajectory.delta(inputs.trajectory.steps)
     base = inputs.parameters(inputs.heads.target)
@@ -136,25 +136,25 @@ def follow_line(contest: Contest, contender: Contender) -> Made:
         try:
             reset = scorer.reset_batchnorm()
             score = scorer.score(contest.chosen_by)
-        except NotFiniteError:  # too far; others may do
+        except NotFiniteError:  # too far; other factors may work
             continue
         seconds = contest.run.clock.since(before)
         steps.append(StepFigures(len(steps) + 1, factor, score.top1, score.loss, seconds=seconds))
         if best is None or rank(score) > rank(steps[best.step - 1]):
             best, reached = BestStep(len(steps), scorer.weights(), None, reset.to_json(), {}), score
     if best is None or reached is None:
-        raise PortError("the model answers with NaN at every factor")
+        raise PortError("the model returns NaN at every factor of the fine-tuning; try a smaller one (--alpha)")
     return Made(best.weights, reached, steps=tuple(steps), best=best, detail=f"factor {steps[best.step - 1].far:g}")
 
 
 # ---- steps along the trajectory
 
 Advance = Callable[[State, Mapping[str, Track]], tuple[State, dict[str, Tensors]]]
-"""One step of a course: the state after it, and the weights that it offers, by track."""
+"""One step of a course: returns the next state, and the weights it offers for each track."""
 
 
 def follow_trajectory(contest: Contest, contender: Contender) -> Made:
-    """Step by step: match, transplant, reset BatchNorm, score on validation; the best step counts."""
+    """Match, transplant, reset BatchNorm and score at each step; the best step on validation is kept."""
     method = contender.resolve(contender.step)
 
     def advance(state: State, tracks: Mapping[str, Track]) -> tuple[State, dict[str, Tensors]]:
@@ -165,7 +165,7 @@ def follow_trajectory(contest: Contest, contender: Contender) -> Made:
 
 
 def follow_given_permutation(contest: Contest, contender: Contender) -> Made:
-    """The same with one permutation for all steps, which was found before."""
+    """Follow the trajectory with one given permutation for all steps."""
     problem, permutation = contest.problem, contest.given_permutation
 
     def advance(state: State, tracks: Mapping[str, Track]) -> tuple[State, dict[str, Tensors]]:
@@ -177,9 +177,9 @@ def follow_given_permutation(contest: Contest, contender: Contender) -> Made:
 
 
 def follow_course(contest: Contest, contender: Contender) -> Made:
-    """Masked and whole steps with one permutation: gradients are taken once for both.
+    """Follow masked and whole steps with one permutation, sharing the gradients.
 
-    They are taken along the masked steps until whole ones are ahead on validation images, and along those from then on.
+    Gradients are taken along the masked steps until whole ones lead on validation images, and along those afterwards.
     """
     if contender.course not in contest.courses:
         if reason := contest.nothing_to_match:
@@ -189,14 +189,14 @@ def follow_course(contest: Contest, contender: Contender) -> Made:
         masked, whole = (len(contest.courses[contender.course][name].steps) for name in ("matched", "whole"))
         if masked < whole:
             contest.note(
-                f"whole steps were ahead of masked ones after step {masked}: gradients followed them from there"
+                f"whole steps were ahead of masked ones after step {masked}, so gradients followed them from there"
             )
     made = _make(contest, contender, contest.courses[contender.course])
     return _go_further(contest, made) if contender.goes_further else made
 
 
 def _go_further(contest: Contest, made: Made) -> Made:
-    """Masked steps leave out half of the fine-tuning: by larger factors they go further, if validation images agree."""
+    """Scale up masked steps, which leave out half of the fine-tuning, as long as validation images agree."""
     scorer, target, found = contest.scorer, contest.inputs.heads.target, made
     for factor in FURTHER:
         moved = {name: torch.lerp(target[name], made.weights[name], factor) for name in contest.inputs.names}
@@ -230,7 +230,7 @@ def _advance_both(contest: Contest, state: State, tracks: Mapping[str, Track]) -
 def _choose_steps(tracks: Mapping[str, Track], total: int) -> tuple[str, ...]:
     both = ("matched", "whole")
     masked, whole = (tracks[name].steps if name in tracks else [] for name in both)
-    if len(masked) != len(whole):  # it has been decided
+    if len(masked) != len(whole):  # already decided
         return both[:1] if len(masked) > len(whole) else both[1:]
     if len(whole) < 2:
         return both
@@ -250,14 +250,16 @@ def _follow(contest: Contest, contender: Contender, course: str, advance: Advanc
         progress.say(f"continuing the port after step {state.step} of {total}")
     left, warned = range(state.step + 1, total + 1), set[str]()
     for step in progress.track(left, contender.label, len(left)):
-        active = [each.steps for each in tracks.values() if len(each.steps) == state.step]  # others were left
+        active = [
+            each.steps for each in tracks.values() if len(each.steps) == state.step
+        ]  # the other track was dropped
         if active and all(_stalled(each, options.early_stop) for each in active):
             break
         before = dict(contest.run.clock.seconds)
         with _naming_step(step, tracks):
             with contest.run.clock.stage("matching"), warnings.catch_warnings(record=True) as caught:
                 state, offered = advance(state, tracks)
-            # With a zero head, the first gradients are zero but for those of the head itself: nothing to warn of.
+            # With a zero head, all first gradients but the head's own are zero: no reason to warn.
             for words in {str(each.message) for each in caught if step > 1} - warned:
                 progress.say(words)
                 warned.add(words)
@@ -302,20 +304,20 @@ def _make(contest: Contest, contender: Contender, tracks: Mapping[str, Track]) -
 
 def _open_diary(contest: Contest, contender: Contender, course: str) -> StepDiary | None:
     if contest.place.out is None or (contest.role != PORT and not contender.gradients(1)):
-        return None  # what costs no gradients is computed again
+        return None  # without gradients, steps are cheap to repeat
     return StepDiary(contest.place.hidden, course, contest.problem.graph, contest.run)
 
 
 @contextmanager
 def _naming_step(step: int, tracks: Mapping[str, Track]) -> Iterator[None]:
-    """Say at which step something became NaN, and up to where all was well."""
+    """Name the step at which something became NaN, and the best step before it."""
     try:
         yield
     except NotFiniteError as error:
         best = next((each.best for each in tracks.values() if each.best), None)
-        good = f"; all was well up to step {step - 1} (the best was step {best.step})" if best else ""
+        good = f"; all steps up to {step - 1} were finite (best: step {best.step})" if best else ""
         raise NotFiniteError(
-            f"step {step}: {error}{good}. Take smaller steps (--steps), or stop before (--early-stop)"
+            f"step {step}: {error}{good}. Take smaller steps (--steps), or stop earlier (--early-stop)"
         ) from error
 
 
@@ -347,7 +349,7 @@ def _describe_step(contest: Contest, state: State, score: Score, before: dict[st
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """One way to fine-tune: from which weights, at which rate, aiming at what."""
+    """One way to fine-tune: initial weights, learning rate and targets."""
 
     name: str
     weights: dict[str, Tensor] = field(repr=False)
@@ -361,7 +363,7 @@ class _Way:
 
 
 def train_on(contest: Contest, contender: Contender) -> Made:
-    """Fine-tune the winner on the targets that validation images prefer; with `--method auto`, also at such a rate."""
+    """Fine-tune the winner, with targets and (with `--method auto`) a learning rate chosen on validation images."""
     options = contest.recipe.finetune
     spent = contest.recipe.port.batch_size * contest.winner.made.gradients
     start = contest.winner.made.weights
@@ -370,7 +372,7 @@ def train_on(contest: Contest, contender: Contender) -> Made:
     made = _train(contest, contender, ways, options, spent)
     if not contest.judges_by_agreement:
         return made
-    # Learning from the tuned model raises the agreement with it, mistakes included: a little more shows no gain.
+    # Learning from the tuned model raises agreement with it, mistakes included: a small increase is not a gain.
     contest.scorer.load(start)
     before = contest.scorer.score(contest.inputs.data.validation)
     if made.validation.top1 - before.top1 > paired_error(made.validation, before):
@@ -379,15 +381,15 @@ def train_on(contest: Contest, contender: Contender) -> Made:
 
 
 def train_plainly(contest: Contest, contender: Contender) -> Made:
-    """Fine-tune the new base on as many images as the port and the fine-tuning after it saw, as well as can be.
+    """Fine-tune the new base at the price of the port and the fine-tuning after it, as well as possible.
 
-    It starts from the better of two heads, at the best of three rates; the search for both is not charged to it.
+    The better of two initial heads and the best of three learning rates are used; the search is not charged.
     """
     recipe, price = contest.recipe, contest.price
     if not price.alternative:
-        raise Declined("no control: this port cost nothing, so plain fine-tuning had nothing to spend")
+        raise Declined("no control: the port cost nothing, which leaves plain fine-tuning no budget")
     options = replace(recipe.finetune, steps=price.alternative, epochs=0.0, batch_size=recipe.port.batch_size)
-    targets = contest.kinds_of_targets[0]  # labels, where there are any
+    targets = contest.kinds_of_targets[0]  # labels, if there are any
     way = _Way("plain-zero", contest.inputs.heads.target, options.lr, targets)
     starts, fitted = [way], contest.find("head")
     if fitted is not None:
@@ -396,7 +398,7 @@ def train_plainly(contest: Contest, contender: Contender) -> Made:
 
 
 def _train(contest: Contest, contender: Contender, ways: Sequence[_Way], options: TrainOptions, spent: int) -> Made:
-    """Fine-tune in the best of several ways: each is tried on a part of the steps, and validation images choose."""
+    """Try several ways to fine-tune on a third of the steps, and pursue the best one on validation images."""
     steps = options.total_steps(len(contest.inputs.data.train))
     short, whole = replace(options, steps=steps // _PILOT, epochs=0.0), replace(options, steps=steps, epochs=0.0)
     with contest.run.clock.stage(f"{contender.name}: search"):
@@ -414,14 +416,14 @@ def _train(contest: Contest, contender: Contender, ways: Sequence[_Way], options
 
 
 def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple[_Way, Rank]:
-    """The best of several ways to fine-tune; the first, if there is too little to try them on."""
+    """The best of several ways to fine-tune; the first if there are too few steps to try them."""
     best, highest = ways[0], (-math.inf, -math.inf)
     if options.steps < _PILOT:
         return best, highest
     for way in ways:
         try:
             rank = _pursue(contest, replace(way, name=f"{way.name}-trial"), options).rank
-        except NotFiniteError:  # a rate that is too high is a bad one
+        except NotFiniteError:  # the learning rate is too high
             continue
         if rank > highest:
             best, highest = way, rank
@@ -429,9 +431,9 @@ def _try(contest: Contest, ways: Sequence[_Way], options: TrainOptions) -> tuple
 
 
 def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
-    """Fine-tune in one way; the best scored step counts: the start as it is, others with BatchNorm re-estimated.
+    """Fine-tune in one way and keep the best scored step; after the first, BatchNorm is re-estimated before scoring.
 
-    Only validation images can tell: training images are what it learns by heart.
+    Only validation images are used for scoring, since training images are memorised.
     """
     scorer, place, data = contest.scorer, contest.place, contest.inputs.data
     options = replace(
@@ -443,7 +445,7 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
     checkpoint = place.hidden / f"{way.name}.training.safetensors" if place.out else None
     store = place.hidden / f"{way.name}.best.safetensors" if place.out else None
     best, weights = _read_best(store, checkpoint, way.weights)
-    contest.run.accelerator.wait_for_everyone()  # all have read before the main process writes
+    contest.run.accelerator.wait_for_everyone()  # every process reads before the main one writes
 
     def score(model: nn.Module, step: int) -> float:
         nonlocal best, weights
@@ -464,13 +466,11 @@ def _pursue(contest: Contest, way: _Way, options: TrainOptions) -> Made:
 
 
 def _read_best(store: Path | None, checkpoint: Path | None, start: Tensors) -> tuple[Rank, dict[str, Tensor]]:
-    """The best weights so far of a fine-tuning that was killed; without them, it begins again."""
-    try:
-        if store is None or not store.exists():
-            raise FileNotFoundError
-        tensors, about = load_tensors(store)
-        return (about["top1"], -about["loss"]), {name: tensors[name] for name in start}
-    except (OSError, KeyError):
-        if checkpoint is not None:
-            checkpoint.unlink(missing_ok=True)
-        return (-math.inf, -math.inf), dict(start)
+    """The best weights of an interrupted fine-tuning; without them, it starts over."""
+    with suppress(OSError, KeyError):  # missing or damaged
+        if store is not None:
+            tensors, about = load_tensors(store)
+            return (about["top1"], -about["loss"]), {name: tensors[name] for name in start}
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return (-math.inf, -math.inf), dict(start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PortArguments(RunArguments, PlaceArguments, total=False):
-    """Options of a port besides models, data, recipe and folder."""
+    """Further options of `port`."""
 
     preset: str | None
     overrides: Mapping[str, Any] | None
@@ -60,30 +59,29 @@ def port(
     """Move a fine-tuning (from `src_base` to `src_ft`) to a new base, and measure whether that was worth it.
 
     Models are references (timm name, Hub id, folder, file with `arch`) or modules; `src_ft` may be a PEFT adapter of
-    `src_base`. `data` is the name of a recipe, a reference, a dataset, or "none": the fine-tuning of any model is then
-    added between related bases without BatchNorm, file by file, and the result is a `StreamedPort`. With `out`, the
-    result is saved there, all at once, and a run that was killed continues with `resume=True`; without, nothing is
-    written. Further options:
+    `src_base`. `data` is the name of a recipe, a reference, a dataset, or "none", which adds the fine-tuning of any
+    model between related bases without BatchNorm, file by file, and returns a `StreamedPort`. With `out`, the result
+    is saved there atomically, and an interrupted run continues with `resume=True`. Further options:
 
-    - `overrides` changes single fields of the recipe (`{"port.steps": 15}`), `preset` chooses one of its presets.
-    - `permutation`: one that was found before (also the folder of a port); no gradients are taken.
-    - `tuned_target`: the real fine-tuning of the new base, to compare with. `initial_head`: the head that the
-      fine-tuning started with. `checkpoints`: those of the fine-tuning, to port along them.
-    - `also_data`: a second set of images (noisy ones, another camera), on which everything is scored, too;
-      `also_data_fit`: closed-form heads are fitted on its training images, too.
-    - `force_base`: use an adapter that names another base than `src_base`.
-    - `gradient_cache`: a folder that keeps the gradients along the fine-tuning, for ports of it to other bases.
-    - `text`: with data "none", a file of texts that tells how much of a language model's fine-tuning was kept;
-      `force_relation`: add it even between independent bases.
-    - `dtype`: what the weights are stored as. `overwrite`, `resume`, `lock`: what happens to an earlier result.
-    - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`: where and how it runs.
-    - `quiet=True`: show no progress, which a terminal and a notebook show otherwise. `progress`: what shows it.
+    - `overrides`: fields of the recipe to change (`{"port.steps": 15}`). `preset`: one of the recipe's presets.
+    - `permutation`: an earlier permutation, or the folder of its port; no gradients are taken.
+    - `tuned_target`: the real fine-tuning of the new base, to compare with. `initial_head`: the initial head of the
+      fine-tuning. `checkpoints`: checkpoints of the fine-tuning, to port along.
+    - `also_data`: a second set of images to score on (noisy ones, another camera). `also_data_fit`: fit closed-form
+      heads on its training images as well.
+    - `force_base`: accept an adapter that names a base other than `src_base`.
+    - `gradient_cache`: a folder for the gradients along the fine-tuning, reused by ports of it to other bases.
+    - `text`: with data "none", a file of texts on which to measure how much of a language model's fine-tuning is
+      kept. `force_relation`: add the fine-tuning even between independent bases.
+    - `dtype`: the type to store weights in. `overwrite`, `resume`, `lock`: how to treat an earlier result.
+    - `device`, `precision`, `workers`, `arch`, `allow_pickle`, `token`: where and how to run.
+    - `quiet=True`: show no progress; by default, terminals and notebooks do. `progress`: a custom display.
     """
     check_arguments("port", options, PortArguments)
     dtype, run, given = _read_dtype(options.get("dtype")), Run(**pick(options, Run)), Given(**pick(options, Given))
     chosen, images = finish_recipe(data, recipe, options.get("preset"), options.get("overrides"))
     chosen = given.complete(chosen)
-    _ = run.accelerator  # before the lock: among several processes only the first holds it
+    _ = run.accelerator  # before the lock, which only the main process holds
     read = (src_base, src_ft, new_base, chosen.data.reference, *vars(given).values())
     place = port_place(out, inputs=read, **pick(options, PlaceArguments))
     if chosen.data.reference == NO_DATA and isinstance(images, str):
@@ -104,17 +102,17 @@ def port(
 
 
 def port_place(out: str | Path | None, **options: Any) -> Workplace:
-    """Where a port keeps its unfinished work."""
+    """The place for a port's result and unfinished work."""
     return Workplace.at(out, record=PORT, unfinished="*.progress.json", **options)
 
 
 def describe_run(contest: Contest, dtype: torch.dtype | None) -> dict[str, Any]:
-    """All that the result depends on."""
+    """Everything the result depends on."""
     inputs, recipe, given = contest.inputs, contest.recipe, contest.inputs.given
     weights = {"source": inputs.heads.source, "tuned": inputs.tuned.in_float32(), "target": inputs.heads.target}
     if inputs.tuned_target is not None:
         weights["tuned_target"] = inputs.tuned_target.in_float32()
-    key = {
+    return {
         **{name: hash_tensors(tensors)[:20] for name, tensors in weights.items()},
         "data": inputs.data.fingerprint,
         "port": asdict(recipe.port),
@@ -127,7 +125,6 @@ def describe_run(contest: Contest, dtype: torch.dtype | None) -> dict[str, Any]:
         "dtype": str(dtype),
         ENVIRONMENT: describe_environment(contest.run.accelerator.device.type),
     }
-    return dict(json.loads(json.dumps(key)))  # as it comes back from a file: tuples are lists
 
 
 def _introduce(contest: Contest) -> None:

@@ -1,4 +1,4 @@
-"""Port every fine-tuning of a base to a new one: on one machine or on many, and continue after an interruption."""
+"""Port all fine-tunings of a base to a new one, on one machine or several, resuming after interruptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget import __version__
 from hf_retarget.advice import choose_action
 from hf_retarget.contenders import find_contender
 from hf_retarget.document import PortDocument, read_document
@@ -19,7 +18,7 @@ from hf_retarget.errors import FinishedError, PortError, RecipeError, RetargetEr
 from hf_retarget.files import lock_folder, remove_leftovers, write_json, write_text
 from hf_retarget.hub import one_line
 from hf_retarget.models.hub import split_revision
-from hf_retarget.names import PERMUTATION, PORT, PORT_ALL, PORT_ALL_PAGE
+from hf_retarget.names import PERMUTATION, PORT, PORT_ALL, PORT_ALL_PAGE, SIDES
 from hf_retarget.porting.inputs import Reference
 from hf_retarget.porting.port import PortArguments, port, port_place
 from hf_retarget.progress import Progress
@@ -37,15 +36,15 @@ FORMAT = "hf-retarget/port-all/1"
 _SUMMARY = re.compile(r"port-all(-\d{1,5}-of-\d{1,5})?\.json", re.ASCII)
 
 PORTED, THERE, FAILED, WAITING = "ported", "there", "failed", "waiting"
-"""What became of a model: ported now, or by an earlier run; not possible; not begun, or not finished."""
+"""Status of a model: ported now, or by an earlier run; failed; not started or not finished."""
 
 
-# ---- what is to be ported
+# ---- jobs
 
 
 @dataclass(frozen=True)
 class PortJob:
-    """One fine-tuning to port; what it does not say is as for all.
+    """One fine-tuning to port; fields that are not set are common to all.
 
     Example:
         >>> PortJob("me/resnet18-birds", data="cub", overrides={"port.steps": 15}).folder
@@ -54,20 +53,20 @@ class PortJob:
 
     model: str
     data: str | None = None
-    """Recipe, dataset of the Hub, folder or file."""
+    """Recipe, Hub dataset, folder or file."""
     recipe: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the recipe, as in {'port.steps': 15}."""
+    """Fields of the recipe to change, as in {'port.steps': 15}."""
     name: str | None = None
-    """Folder for the result, below that of all; by default the last part of the model's name."""
+    """Subfolder for the result; by default the last part of the model's name."""
 
     @property
     def folder(self) -> str:
-        """Where the result goes."""
+        """The subfolder for the result."""
         return Path(split_revision(self.model)[0]).name if self.name is None else self.name
 
     def settle(self, common: Recipe) -> Recipe:
-        """The recipe for this one: its own, or that for all with its own data."""
+        """The recipe of this job: its own, or the common one with its own data."""
         if self.recipe is not None:
             return choose_recipe(self.data, self.recipe, None, self.overrides)
         if self.data is not None:
@@ -76,7 +75,7 @@ class PortJob:
 
 
 def list_jobs(models: Iterable[str | Path | PortJob], file: str | Path | None = None) -> tuple[PortJob, ...]:
-    """The jobs of a list and of a file, each with a folder of its own.
+    """Combine a list of models and a models file into jobs with distinct folders.
 
     Example:
         >>> [job.folder for job in list_jobs(["me/birds", "you/birds", "me/pets@v2"])]
@@ -93,7 +92,7 @@ def list_jobs(models: Iterable[str | Path | PortJob], file: str | Path | None = 
 
 
 def check_name(name: str) -> str:
-    """The name of a folder below that of all; refuses one that would lie elsewhere, or be hidden.
+    """Return the name of a subfolder; RecipeError if it would be hidden or lie elsewhere.
 
     Example:
         >>> check_name("../birds")
@@ -107,7 +106,7 @@ def check_name(name: str) -> str:
 
 
 def read_jobs(path: str | Path) -> list[PortJob]:
-    """The jobs of a YAML file: a list of models, or of entries with `model`, `data`, `recipe`, `overrides`, `name`."""
+    """Read a YAML list of models, or of entries with `model`, `data`, `recipe`, `overrides` and `name`."""
     import yaml
 
     try:
@@ -121,7 +120,7 @@ def read_jobs(path: str | Path) -> list[PortJob]:
     if isinstance(document, Mapping) and set(document) == {"models"}:
         document = document["models"]
     if not isinstance(document, list):
-        raise RecipeError(f"models file '{path}' is no list; write one model a line, as in '- org/name'")
+        raise RecipeError(f"models file '{path}' is not a list; write one model per line, as in '- org/name'")
     return [_read_job(entry, f"models file '{path}', entry {number}") for number, entry in enumerate(document, 1)]
 
 
@@ -130,10 +129,10 @@ def _read_job(entry: Any, where: str) -> PortJob:
         return PortJob(entry)
     known = [each.name for each in fields(PortJob)]
     if not isinstance(entry, Mapping) or not isinstance(entry.get("model"), str):
-        raise RecipeError(f"{where}: it names no model; write '- org/name', or '- model: org/name' and more")
+        raise RecipeError(f"{where}: no model is named; write '- org/name', or '- model: org/name' with further fields")
     for key, value in entry.items():
         if key not in known:
-            raise RecipeError(f"{where}: unknown field '{key}'{nearest(key, known)} (there are {', '.join(known)})")
+            raise RecipeError(f"{where}: unknown field '{key}'{nearest(key, known)} (known: {', '.join(known)})")
         expected = Mapping if key == "overrides" else str
         if not isinstance(value, expected):
             words = "fields such as 'port.steps: 15'" if key == "overrides" else "a text"
@@ -142,7 +141,7 @@ def _read_job(entry: Any, where: str) -> PortJob:
 
 
 def _distinct(jobs: Sequence[PortJob]) -> tuple[PortJob, ...]:
-    """Two models of one name get the organisation, or the folder they are in, before theirs."""
+    """Prefix models of the same name with their organisation or parent folder."""
     counts = Counter(job.folder for job in jobs)
     named = []
     for job in jobs:
@@ -155,12 +154,12 @@ def _distinct(jobs: Sequence[PortJob]) -> tuple[PortJob, ...]:
     return tuple(named)
 
 
-# ---- many machines
+# ---- several machines
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One of the parts into which the models are divided, each for a machine of its own.
+    """One part of the models, to be ported on one of several machines.
 
     Example:
         >>> jobs = list_jobs(["me/d", "me/b", "me/a", "me/c"])
@@ -174,17 +173,17 @@ class Shard:
 
     @property
     def summary(self) -> str:
-        """The file with what became of its models."""
+        """The file with the outcomes of its models."""
         return PORT_ALL if self.count == 1 else f"{Path(PORT_ALL).stem}-{self.number}-of-{self.count}.json"
 
     def choose(self, jobs: Sequence[PortJob]) -> tuple[PortJob, ...]:
-        """Every N-th job by the name of its folder: the same in any order, and no two parts share one."""
+        """Every N-th job, sorted by folder: independent of their order, and disjoint from other parts."""
         ordered = jobs if self.count == 1 else sorted(jobs, key=lambda job: job.folder)
         return tuple(ordered[self.number :: self.count])
 
 
 def read_shard(text: str | None, environment: Mapping[str, str]) -> Shard:
-    """The part `I/N` that was asked for; without, the place in a job array of Slurm, if this is one.
+    """Parse `I/N`; without it, use the index in a Slurm job array, if there is one.
 
     Example:
         >>> read_shard("2/8", {})
@@ -196,33 +195,33 @@ def read_shard(text: str | None, environment: Mapping[str, str]) -> Shard:
     if text is None and (task := environment.get("SLURM_ARRAY_TASK_ID")):
         wanted = (("MIN", "0"), ("STEP", "1"), ("COUNT", ""))
         first, step, count = (environment.get(f"SLURM_ARRAY_TASK_{name}", default) for name, default in wanted)
-        text = f"task {task} of Slurm"  # where its numbers are no plain range, such as --array=0-7
+        text = f"task {task} of Slurm"  # unless the array is a plain range, such as --array=0-7
         with suppress(ValueError, ZeroDivisionError):
             text = f"{(int(task) - int(first)) / int(step):g}/{int(count)}"
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", "0/1" if text is None else text, re.ASCII)
     if not match or int(match[1]) >= int(match[2]):
-        raise PortError(f"there is no part '{text}'; write --shard I/N with I from 0 to N-1, such as 0/8")
+        raise PortError(f"'{text}' is not a valid part; write --shard I/N with I from 0 to N-1, such as 0/8")
     return Shard(int(match[1]), int(match[2]))
 
 
-# ---- porting all of it
+# ---- porting
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one model."""
+    """The outcome for one model."""
 
     model: str
     folder: str
-    """Below that of all."""
+    """Subfolder of the result."""
     status: str
     """`ported`, `there` (by an earlier run), `failed`, or `waiting`."""
     error: str | None = None
     winner: str | None = None
     top1: Mapping[str, float] = field(default_factory=dict)
-    """Accuracy of each contender on the test images."""
+    """Test accuracy of each contender."""
     action: str | None = None
-    """What to do: `port`, `fit a head`, `retrain` or `keep`."""
+    """The recommended action: `port`, `fit a head`, `retrain` or `keep`."""
     verdict: str | None = None
     permutation_from: str | None = None
     """The folder whose permutation was used instead of searching for one."""
@@ -231,35 +230,35 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PortedAll:
-    """What became of all models."""
+    """The outcomes for all models."""
 
     out: Path
     outcomes: tuple[Outcome, ...]
     permutation_from: str | None = None
-    """The folder whose permutation the others use, if they were told to."""
+    """The folder whose permutation the others reuse, if requested."""
     shard: Shard = Shard()
     problems: tuple[str, ...] = ()
-    """Parts that have left no result."""
+    """Messages about parts without a result."""
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
-        """Those that could not be ported."""
+        """The models that could not be ported."""
         return tuple(each for each in self.outcomes if each.status == FAILED)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Return a JSON-serialisable dictionary."""
         content = {key: value for key, value in asdict(self).items() if key != "out"}
         return {"format": FORMAT, "models": content.pop("outcomes"), **content}
 
     def write(self, *, page: bool = False) -> None:
-        """Write the summary, and on request the page about all of them."""
+        """Write the summary, and optionally the page."""
         write_json(self.out / self.shard.summary, self.to_json())
         if page:
-            write_text(self.out / PORT_ALL_PAGE, draw_port_all_page(self.to_json(), __version__))
+            write_text(self.out / PORT_ALL_PAGE, draw_port_all_page(self.to_json()))
 
 
 class PortAllArguments(PortArguments, total=False):
-    """Options of `port_all` besides models, data, recipe and folder: those of `port`, and three of its own."""
+    """Further options of `port_all`: those of `port`, and three of its own."""
 
     models_file: str | Path | None
     reuse_permutation: bool
@@ -276,12 +275,12 @@ def port_all(
     recipe: Recipe | str | Path | None = None,
     **options: Unpack[PortAllArguments],
 ) -> PortedAll:
-    """Port fine-tunings of one base to another, each into a folder below `out`; one that fails does not stop the rest.
+    """Port fine-tunings of one base to another, each into a subfolder of `out`; a failure does not stop the rest.
 
-    `models` are references, or `PortJob`s with data and options of their own; `models_file` lists more. A second call
-    skips what is finished and continues with what is not. With `reuse_permutation`, the permutation of the first port
-    that succeeds serves for all others, which then take no gradients. With `shard`, only a part of the models is
-    ported, and `collect_ports` joins what the parts have done. The other options are those of `port`.
+    `models` are references, or `PortJob`s with their own data and options; `models_file` lists more. A second call
+    skips finished ports and continues the others. With `reuse_permutation`, all ports reuse the permutation of the
+    first one that succeeds, without gradients. With `shard`, only a part of the models is ported; `collect_ports`
+    joins the parts. The other options are those of `port`.
     """
     check_arguments("port_all", options, PortAllArguments)
     rest: dict[str, Any] = {**options}
@@ -297,7 +296,7 @@ def port_all(
         progress.say(f"part {shard.number} of {shard.count} (from 0): {len(jobs)} of {plural(len(every), 'model')}")
         if reuse and donor is None:
             raise PortError(
-                f"there is no permutation in '{out}' yet that all parts could use; port one model there first, "
+                f"'{out}' has no permutation yet that all parts could use; port one model there first, "
                 "with --reuse-permutation and without --shard"
             )
     with ExitStack() as stack:
@@ -322,7 +321,7 @@ def port_all(
 
 
 def collect_ports(out: str | Path) -> PortedAll:
-    """Join what all parts have left in a folder, and any other port in it, into one summary and one page."""
+    """Join the results of all parts in a folder, and any other ports in it, into one summary and one page."""
     folder = Path(out).expanduser()
     summaries = [path for path in folder.glob("port-all*.json") if _SUMMARY.fullmatch(path.name)]
     summaries.sort(key=lambda path: path.stat().st_mtime)
@@ -330,11 +329,11 @@ def collect_ports(out: str | Path) -> PortedAll:
     for path in folder.glob(f"*/{PORT}"):
         known.setdefault(path.parent.name, Outcome(path.parent.name, path.parent.name, WAITING))
     if not known:
-        raise PortError(f"there are no ports in '{out}'; name the folder that was --out for all parts")
+        raise PortError(f"there are no ports in '{out}'; name the folder that was given as --out for all parts")
     counts = [int(count) for path in summaries for count in re.findall(r"-of-(\d+)", path.name)]
     parts = [Shard(number, counts[-1]) for number in range(counts[-1] if counts else 0)]
     absent = [f"{each.number}/{each.count}" for each in parts if not (folder / each.summary).is_file()]
-    problems = tuple(f"part {each} has left no result; start it with --shard {each}" for each in absent)
+    problems = tuple(f"part {each} has no result; run it with --shard {each}" for each in absent)
     outcomes = tuple(_look_again(folder, known[name]) for name in sorted(known))
     donor = next((each.permutation_from for each in outcomes if each.permutation_from), None)
     done = PortedAll(folder, outcomes, donor, problems=problems)
@@ -349,11 +348,11 @@ def _read_outcomes(path: Path) -> list[Outcome]:
         found = TypeAdapter(list[Outcome]).validate_python(read_json(path, MAX_DOCUMENT_BYTES)["models"])
         return [each for each in found if check_name(each.folder)]
     except (OSError, ValueError, KeyError, TypeError, ValidationError, RecipeError) as error:
-        raise PortError(f"'{path}' is damaged ({one_line(error)}); remove it, and start its part again") from error
+        raise PortError(f"'{path}' is damaged ({one_line(error)}); remove it, and run its part again") from error
 
 
 def _look_again(folder: Path, outcome: Outcome) -> Outcome:
-    """What a summary says, and what is there now: a later run may have finished it, or it may be gone."""
+    """Update an outcome by what its folder holds now: the port may have been finished since, or removed."""
     path = folder / outcome.folder / PORT
     if path.is_file():
         try:
@@ -368,7 +367,7 @@ def _look_again(folder: Path, outcome: Outcome) -> Outcome:
 
 @contextmanager
 def _held(out: Path, shard: Shard, lock: bool) -> Iterator[None]:
-    """Keep a second run of the same part out; the folders of single models have locks of their own."""
+    """Lock this part against a second run; the folders of single models have their own locks."""
     place = out.resolve()
     with lock_folder(place if shard.count == 1 else place / shard.summary, enabled=lock):
         if out.is_dir() and shard.count == 1:
@@ -388,22 +387,22 @@ class _PortAll:
     options: dict[str, Any]
 
     def port(self, job: PortJob, donor: str | None) -> Outcome:
-        """Port one model, or find that it was; whatever goes wrong with it stays with it."""
+        """Port one model unless that is done already; any error becomes part of its outcome."""
         began = time.monotonic()
         try:
             recipe = job.settle(self.common)
             place = port_place(self.out / job.folder, resume=True, lock=self.options.get("lock", True))
             if (document := self._finished(job, recipe)) is not None:
-                self.progress.say("it is there already, and left as it is")
+                self.progress.say("already finished; left as it is")
                 with suppress(RetargetError), place.held():
-                    pass  # removes what a killed run left beside it
+                    pass  # cleans up after a killed run
                 return _outcome(job, THERE, document)
             donor = donor if donor != job.folder and find_contender(recipe.port.method).finds_permutation else None
             if donor:
-                self.progress.say(f"with the permutation of '{donor}': whole steps, and no gradients are needed")
+                self.progress.say(f"reusing the permutation of '{donor}': whole steps, without gradients")
             images = self.images if job.data is None and job.recipe is None else ""
             if isinstance(images, str) and not recipe.data.reference:
-                raise PortError(f"there is no data for '{job.model}'; name it with --data, or in the models file")
+                raise PortError(f"no data was given for '{job.model}'; name it with --data, or in the models file")
             result = port(
                 self.src_base,
                 job.model,
@@ -416,17 +415,17 @@ class _PortAll:
                 overwrite=self.overwrite,
                 **self.options,
             )
-        except FinishedError:  # it was, but for the last move
+        except FinishedError:  # only the final move was missing
             return _outcome(job, THERE, read_document(self.out / job.folder / PORT))
         except RetargetError as error:
             return Outcome(job.model, job.folder, FAILED, str(error))
-        except Exception as error:  # of whatever kind: a model that breaks something must not stop the others
+        except Exception as error:  # of any kind: one model must not stop the others
             return Outcome(job.model, job.folder, FAILED, f"{type(error).__name__}: {error}")
         seconds = round(time.monotonic() - began, 1)
         return replace(_outcome(job, PORTED, result.document), seconds=seconds)
 
     def find_donor(self) -> str | None:
-        """Whose permutation an earlier run between these bases used: a run that goes on must use the same."""
+        """The folder whose permutation an earlier run between these bases used, for a resumed run."""
         try:
             name = check_name(str(read_json(self.out / PORT_ALL, MAX_DOCUMENT_BYTES)["permutation_from"]))
             models = read_document(self.out / name / PORT).models
@@ -437,7 +436,7 @@ class _PortAll:
         return str(name) if same and (self.out / name / PERMUTATION).is_file() and not self.overwrite else None
 
     def _finished(self, job: PortJob, recipe: Recipe) -> PortDocument | None:
-        """The figures of an earlier port of the same to the same; one of something else is an error."""
+        """The document of an earlier, identical port; PortError if the folder holds a different one."""
         path = self.out / job.folder / PORT
         if self.overwrite or not path.is_file():
             return None
@@ -446,8 +445,8 @@ class _PortAll:
             known, (name, place) = document.models[side], _name(model)
             if (known.reference, known.location) != (name, place):
                 raise PortError(
-                    f"'{path.parent}' holds another port: its {side} was '{known.reference}' and is '{name}' now; "
-                    "choose another folder with --out, or replace it with --overwrite"
+                    f"'{path.parent}' holds another port: its {SIDES[side]} was '{known.reference}' and is '{name}' "
+                    "now; choose another folder with --out, or replace it with --overwrite"
                 )
         now, before, images = shorten_all(recipe.to_dict()), document.recipe, document.data.location
         changes = ["the data was elsewhere"] if images and images != identify(recipe.data.reference) else []
@@ -466,7 +465,7 @@ class _PortAll:
 
 
 def _name(reference: Reference) -> tuple[str, str | None]:
-    """What port.json calls a model: the last part of its path, and what tells it from others of that name."""
+    """The name of a model in port.json, and the hash of its path, if it is one."""
     if not isinstance(reference, (str, Path)):
         return type(reference).__name__, None
     return shorten_path(str(reference)), identify(reference)

@@ -1,4 +1,4 @@
-"""A finished port: the model, everything known about it (port.json), and the folder it becomes."""
+"""A finished port: the model, its document (port.json), and how it is saved and pushed."""
 
 from __future__ import annotations
 
@@ -42,58 +42,56 @@ from hf_retarget.models import Checkpoint, save_model
 from hf_retarget.models.timm_models import is_timm
 from hf_retarget.names import CARD, GRAPH, PERMUTATION, RECIPE
 from hf_retarget.names import PORT as PORT_FILE
-from hf_retarget.porting.contest import Contest, Entry
+from hf_retarget.porting.contest import Contest, Entry, find_unmatched
 from hf_retarget.porting.cost import count_images
 from hf_retarget.porting.inputs import Inputs
 from hf_retarget.porting.resume import Workplace
-from hf_retarget.porting.verdict import find_unmatched
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.publish.card import write_port_card
 from hf_retarget.publish.contents import identify, shorten_all, shorten_command, shorten_path
 from hf_retarget.recipe import Recipe
 from hf_retarget.report import compose_report
+from hf_retarget.report.classes import KINDS
 from hf_retarget.report.report import describe_result
 from hf_retarget.run import Run, in_main_process, list_versions, peak_memory
 from hf_retarget.untrusted import parse_json
 from hf_retarget.words import percent
 
 CURVE = "figures/curve.png"
-"""The picture for the card, if there is one in the folder."""
+"""The picture shown on the card, if the folder has it."""
 
-KINDS = ("only ours", "only theirs", "neither", "both")
-"""Who is right about an image."""
-
-_SIDE = 112  # pixels of a thumbnail, at most
-_SMALL = 4096  # bytes up to which a thumbnail is kept exactly
+_SIDE = 112  # maximum size of a thumbnail in pixels
+_SMALL = 4096  # maximum bytes of a lossless thumbnail
 _MOST_FLIPPED = 1000
 _RULE = "as many of each kind as there are, up to a share; within a kind drawn at random with the seed of the port"
 
 
 @dataclass(frozen=True, eq=False)
 class PortResult:
-    """A ported model, and everything that is known about it."""
+    """A ported model and its document."""
 
     model: nn.Module = field(repr=False)
-    """The ported model on the CPU, ready to use; fine-tuned on if the recipe says so."""
+    """The ported model on the CPU, in eval mode; fine-tuned further if the recipe says so."""
     weights: dict[str, Tensor] = field(repr=False)
     """Its state dict, in float32."""
     permutation: Permutation | None
-    """That of the best step, good for other fine-tunings between the same bases, too; None if nothing was matched."""
+    """The permutation of the best step, reusable for other fine-tunings between the same bases; None if nothing was
+    matched."""
     document: PortDocument = field(repr=False)
-    """What port.json holds."""
+    """The content of port.json."""
     recipe: Recipe = field(repr=False)
     graph: PermutationGraph | None = field(repr=False)
     inputs: Inputs = field(repr=False)
     dtype: torch.dtype | None = None
-    """What the weights are stored as; as those of the new base if None."""
+    """The type to store weights in; that of the new base if None."""
     thumbnails: Mapping[int, bytes] = field(default_factory=dict, repr=False)
-    """Test images that the report shows, by their number."""
+    """Test images shown in the report, by number."""
     adapter: Adapter | None = field(default=None, repr=False)
-    """What is saved instead of the model, if the recipe says so."""
+    """Saved instead of the model, if the recipe says so."""
 
     @property
     def verdict(self) -> str:
-        """Whether it was worth it, in one line."""
+        """Whether the port was worth it, in one line."""
         return self.document.verdict
 
     @property
@@ -103,23 +101,23 @@ class PortResult:
 
     @property
     def best_step(self) -> int | None:
-        """The step that was best on the validation images."""
+        """The best step on validation images."""
         return self.document.port.best_step
 
     def advised(self, out: str | Path, options: Mapping[str, Any]) -> PortResult:
-        """With the next command in the document; `options` are the arguments of the port."""
+        """Add the next command to the document; `options` are the arguments of the port."""
         step = shorten_command(advise(self.document, shorten_path(str(out)), options))
         return replace(self, document=replace(self.document, next_step=step))
 
     def save(self, folder: str | Path, *, overwrite: bool = False, lock: bool = True) -> Path:
-        """Write a folder that timm loads as it is; it appears all at once, or not at all."""
+        """Save atomically to a folder that timm or transformers can load."""
         place = Workplace.at(folder, suffix="saving", overwrite=overwrite, lock=lock)
         with place.held():
             place.finish(self.write, Run())
         return place.folder
 
     def push_to_hub(self, repository: str, *, commit_message: str | None = None, **options: Any) -> Pushed | None:
-        """Push the model with its card and all figures in one commit, and read it back; None in other processes.
+        """Push the model, its card and all figures in one commit, and verify it; None except in the main process.
 
         Options are `private`, `revision`, `create_pr`, `replace_card` and `token`.
         """
@@ -170,15 +168,15 @@ class PortResult:
             raise PortError(f"cannot write to '{folder}': {error}") from error
 
     def _write_report(self, folder: Path) -> None:
-        """Write report.html and figures/. What cannot be drawn is named there; the model does not suffer."""
+        """Write report.html and figures/; a failure to draw only causes a warning."""
         try:
             report = compose_report(self.document, self.thumbnails, self._draw_graph())
-        except Exception as error:  # whatever it is: hours of work are worth more than a page about them
+        except Exception as error:  # of any kind: a page must not cost hours of work
             words = f"no report.html: {type(error).__name__}: {error}; all figures are in port.json"
             warnings.warn(words, stacklevel=2)
             return
         for problem in report.problems:
-            warnings.warn(f"the report lacks a part: {problem}", stacklevel=2)
+            warnings.warn(f"the report is incomplete: {problem}", stacklevel=2)
         report.save(folder)
 
     def _draw_graph(self) -> str | None:
@@ -195,7 +193,7 @@ class PortResult:
 
 
 def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]) -> PortResult:
-    """Choose, judge, and put everything together."""
+    """Build the result of a finished contest."""
     samples, thumbnails = draw_samples(contest)
     weights = contest.result.made.weights
     adapter = make_adapter(contest, weights, dtype) if contest.recipe.port.save_as == "lora" else None
@@ -216,7 +214,7 @@ def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]
 
 
 def make_adapter(contest: Contest, weights: dict[str, Tensor], dtype: torch.dtype | None) -> Adapter:
-    """The port as an adapter of the new base, scored as PEFT loads it."""
+    """Convert the port to an adapter of the new base, and score it as loaded by PEFT."""
     inputs, recipe, run = contest.inputs, contest.recipe, contest.run
     with run.stage("adapter", "making the adapter"):
         about = (inputs.model, inputs.comparison.head, recipe.port, inputs.preprocess.input_size, dtype)
@@ -228,12 +226,12 @@ def make_adapter(contest: Contest, weights: dict[str, Tensor], dtype: torch.dtyp
 
 
 def publish_recipe(recipe: Recipe, path: Path) -> None:
-    """Write the recipe into a folder that may be published: of a path to the data, the last part only."""
+    """Save the recipe for publication, with only the last part of a path to the data."""
     recipe.override(**{"data.reference": shorten_path(recipe.data.reference)}).save(path)
 
 
 def name_library(checkpoint: Checkpoint) -> str:
-    """The library that loads a model: timm, transformers, or only torch."""
+    """The library that loads a model: timm, transformers, or plain pytorch."""
     if checkpoint.library != "timm":
         return checkpoint.library
     return "timm" if is_timm(checkpoint.architecture) else "pytorch"
@@ -245,7 +243,7 @@ def name_library(checkpoint: Checkpoint) -> str:
 def compose_document(
     contest: Contest, samples: dict[str, Any], key: dict[str, Any], adapter: AdapterFacts | None = None
 ) -> PortDocument:
-    """Everything that is known about a finished port."""
+    """Build the document of a finished port."""
     inputs, run, winner = contest.inputs, contest.run, contest.winner
     best, given = winner.made.best, inputs.given.permutation
     data, unmatched = inputs.data, find_unmatched(contest.entries, winner)
@@ -281,7 +279,7 @@ def compose_document(
 
 
 def describe_course(run: Run) -> dict[str, Any]:
-    """What a document says about how it was made."""
+    """Fields of a document that describe its run."""
     versions = list_versions()
     return {
         "format": FORMAT,
@@ -301,7 +299,7 @@ def describe_course(run: Run) -> dict[str, Any]:
 
 
 def publish_document(document: PortDocument) -> PortDocument:
-    """A document as it comes back from a file, and without the paths of this machine: it may be published."""
+    """Strip local paths from a document, and normalise it as if read from a file."""
     return parse_document(shorten_all(parse_json(to_json(document.to_json()))))
 
 
@@ -327,9 +325,9 @@ def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
 
 
 def _count_forwards(entry: Entry, contest: Contest) -> float:
-    """Minibatches that went forward for a contender, with those of what it refits."""
+    """Forward-only minibatches of a contender, including those of the entry it refits."""
     if entry.made.curve and not entry.made.steps:
-        return 0.0  # it was trained, and its price is in gradients
+        return 0.0  # it was trained, which is priced in gradients
     refitted, recipe = contest.find(entry.contender.refits), contest.recipe
     images = entry.contender.forwards(
         count_images(contest.inputs).sizes(recipe, len(entry.made.steps), auto=contest.is_auto)
@@ -357,7 +355,7 @@ def _describe_data(inputs: Inputs, data: ImageData, reference: str) -> DataFacts
 
 
 def _list_flipped(contest: Contest) -> dict[str, tuple[int, ...]]:
-    """The numbers of the test images on which the result and the tuned model differ."""
+    """Numbers of the test images on which the result and the tuned model disagree."""
     tuned, test = contest.find("tuned"), contest.inputs.data.test
     if tuned is None:
         return {}
@@ -370,7 +368,7 @@ def _list_flipped(contest: Contest) -> dict[str, tuple[int, ...]]:
 
 
 def _warn_of_seen(contest: Contest) -> list[str]:
-    """If the tuned model knows the validation images better than the test images, it has probably trained on them."""
+    """Warn if the tuned model is better on validation than on test images, so was probably trained on the former."""
     tuned = contest.find("tuned")
     if tuned is None or contest.judges_by_agreement:
         return []
@@ -380,8 +378,8 @@ def _warn_of_seen(contest: Contest) -> list[str]:
         return []
     return [
         f"the tuned model has {percent(seen.top1)} of the images to choose by right, but {percent(new.top1)} of the "
-        "test images: it was probably trained on the former, which flatters whatever carries its fine-tuning; name "
-        "images that it has not seen with --data-validation-split"
+        "test images: it was probably trained on the former, which favours ports of its fine-tuning; name images that "
+        "it has not seen with --data-validation-split"
     ]
 
 
@@ -413,16 +411,16 @@ def _name_origin(given: Any) -> str | None:
     return path.name if path.is_dir() else path.parent.name
 
 
-# ---- test images to look at
+# ---- sample images
 
 
 def draw_samples(contest: Contest) -> tuple[dict[str, Any], dict[int, bytes]]:
-    """Images on which the result and its rival agree and disagree, as the rule says, and small pictures of them."""
+    """Draw test images on which the result and its rival agree or disagree, with their thumbnails."""
     options, test = contest.recipe.port, contest.inputs.data.test
     ours = contest.result
     others = [each for each in contest.entries if each.role == BESIDE]
     theirs = (
-        contest.find("tuned")  # where they differ, an image flips
+        contest.find("tuned")  # where they disagree, an image flips
         or next((each for each in others if each.contender.is_alternative), None)
         or contest.find(contest.winner.contender.without_matching)
     )
@@ -458,14 +456,14 @@ def _judge_image(ours: bool, theirs: bool) -> str:
 
 
 def _make_thumbnail(test: Split, number: int) -> bytes | None:
-    """The image, small, as PNG or JPEG; None if it cannot be shown, which is no reason to fail."""
+    """A small PNG or JPEG of an image; None if it cannot be made."""
     try:
         image = test.image(number)
         small = image.convert("L" if image.mode in ("1", "L") else "RGB")
         small.thumbnail((_SIDE, _SIDE))
         exact = _encode(small, format="PNG")
         return exact if len(exact) <= _SMALL else min(exact, _encode(small, format="JPEG", quality=80), key=len)
-    except Exception:  # decoders raise whatever they like
+    except Exception:  # decoders may raise anything
         return None
 
 

@@ -1,4 +1,4 @@
-"""Unfinished work: where a long run keeps it, how it continues, and how the finished folder appears, all at once."""
+"""Unfinished work: where a long run keeps it, how it continues, and how the finished folder appears atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hf_retarget.files import (
     sync_all,
 )
 from hf_retarget.names import FINETUNE, MODEL_CONFIG
-from hf_retarget.run import Run, in_main_process
+from hf_retarget.run import Run, doing_now, in_main_process
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from hf_retarget.matching.problem import State
 
 ENVIRONMENT = "environment"
-"""The part of a run's key that may change without making it another run: then the work is done again."""
+"""The part of a run's key whose change only causes the work to start over; any other change is another run."""
 _RUN = "run.json"
 _FINISHED = "finished"
 
 
 class PlaceArguments(TypedDict, total=False):
-    """Options about an earlier result in the folder to be written."""
+    """How to treat an earlier result in the output folder."""
 
     resume: bool
     overwrite: bool
@@ -52,9 +52,9 @@ class PlaceArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Workplace:
-    """A hidden folder beside the folder to be made. It is removed when the work is done, and stays if it is not.
+    """An output folder and the hidden folder beside it, which holds unfinished work and is removed at the end.
 
-    Without `out`, nothing is kept and nothing is written.
+    Without `out`, nothing is written.
 
     Example:
         >>> Workplace.at("tuned").hidden.name
@@ -63,61 +63,61 @@ class Workplace:
 
     out: Path | None
     record: str = FINETUNE
-    """The file in the finished folder whose `run` holds what it was made from."""
+    """The file in the finished folder whose entry `run` is the key of the run."""
     unfinished: str = "state.safetensors"
-    """Pattern of the files from which a run continues."""
+    """Pattern of files from which a run can continue."""
     suffix: str = "work"
     resume: bool = False
     overwrite: bool = False
     lock: bool = True
     inputs: Sequence[Any] = ()
-    """What the run reads; of these, files and folders are not overwritten."""
+    """References the run reads; local ones are never overwritten."""
 
     @classmethod
     def at(cls, out: str | Path | None, **options: Any) -> Workplace:
-        """The place for a result; refuses what cannot become a folder."""
+        """The workplace of a result; PortError if `out` cannot become a folder."""
         if out is None:
             if options.get("resume"):
-                raise PortError("only a run with a folder to be made can be resumed; give out=, too")
+                raise PortError("only a run with an output folder can be resumed; give out=")
             return cls(None, **options)
         path = Path(out).expanduser().resolve()
         if path.exists() and not path.is_dir():
-            raise PortError(f"'{out}' is a file; name a folder that is to be made")
+            raise PortError(f"'{out}' is a file; name a new folder")
         if path == Path.cwd() or path in Path.cwd().parents:
-            raise PortError(f"'{out}' is the folder you are in, or above it; name one that is to be made")
+            raise PortError(f"'{out}' is the current folder, or above it; name a new folder")
         if path.is_mount():
-            raise PortError(f"'{out}' is where another file system begins; name a folder inside it")
+            raise PortError(f"'{out}' is a mount point, which cannot be replaced; name a folder inside it")
         return cls(path, **options)
 
     @property
     def folder(self) -> Path:
-        """The folder to be made."""
+        """The output folder."""
         if self.out is None:
-            raise PortError("there is no folder to write to; give out=")
+            raise PortError("there is no output folder; give out=")
         return self.out
 
     @property
     def hidden(self) -> Path:
-        """Where the unfinished work is."""
+        """The hidden folder with unfinished work."""
         return self.folder.with_name(f".{self.folder.name}.{self.suffix}")
 
     @property
     def result(self) -> Path:
-        """The folder that becomes `out`."""
+        """The folder that will become `out`."""
         return self.hidden / "result"
 
     @property
     def has_state(self) -> bool:
-        """Whether there is something to continue from."""
+        """Whether there is unfinished work to continue."""
         patterns = (self.unfinished, "*.training.safetensors", "model/*.safetensors")
         return self.hidden.is_dir() and any(path for each in patterns for path in self.hidden.glob(each))
 
     @contextmanager
     def held(self) -> Iterator[Workplace]:
-        """Keep other runs out, repair what a killed one left, and refuse to overwrite without `overwrite`.
+        """Lock the folder, clean up after killed runs, and refuse to overwrite without `overwrite`.
 
-        Only the main process holds the lock. If the block fails before there is anything to resume from, nothing is
-        left behind.
+        Only the main process holds the lock. If the block fails before there is anything to resume, nothing is left
+        behind.
         """
         with ExitStack() as stack:
 
@@ -133,20 +133,29 @@ class Workplace:
             yield self
 
     def begin(self, key: Mapping[str, Any], run: Run) -> None:
-        """Make the hidden folder, or continue in it if it belongs to the same run: `key` is all that decides about it.
+        """Create the hidden folder, or continue in it if it was made by a run with the same `key`.
 
-        Raises FinishedError if that run is finished already.
+        Raises FinishedError if that run is already finished.
         """
         if self.out is not None:
             in_main_process(lambda: self._begin(json.loads(json.dumps(key)), run.progress.say))
 
     def finish(self, write: Callable[[Path], None], run: Run) -> None:
-        """Let `write` fill a folder, and put it in place, all at once; only the main process writes."""
+        """Let `write` fill a folder and move it to `out` atomically; only the main process writes."""
 
         def put() -> None:
-            for each in run.progress.track([write], "writing the result"):
-                each(self.fresh_result())
-            self.put_in_place()
+            shutil.rmtree(self.result, ignore_errors=True)  # what a killed run left there
+            make_folder(self.result)
+            with doing_now(run.progress, "writing the result"):
+                write(self.result)
+            with naming(self.folder):
+                if not (self.result / MODEL_CONFIG).is_file() or not any(self.result.glob("*model*.safetensors")):
+                    raise PortError(
+                        f"'{self.result}' holds no complete model, so '{self.out}' was not made; run it again"
+                    )
+                sync_all(self.result)  # before anything says that it is finished
+                save_record(self.hidden / _FINISHED, {})
+                self._exchange()
 
         if self.out is not None:
             in_main_process(put)
@@ -166,23 +175,8 @@ class Workplace:
             make_folder(self.result)
             save_record(self.hidden / _RUN, ours)
 
-    def fresh_result(self) -> Path:
-        """The empty folder into which the result is written, whatever a killed run has left there."""
-        shutil.rmtree(self.result, ignore_errors=True)
-        make_folder(self.result)
-        return self.result
-
-    def put_in_place(self) -> None:
-        """Move the result to `out`, and remove the hidden folder."""
-        with naming(self.folder):
-            if not (self.result / MODEL_CONFIG).is_file() or not any(self.result.glob("*model*.safetensors")):
-                raise PortError(f"'{self.result}' holds no whole model, and does not become '{self.out}'; run it again")
-            sync_all(self.result)  # before anything says that it is finished
-            save_record(self.hidden / _FINISHED, {})
-            self._exchange()
-
     def _exchange(self) -> None:
-        """May be repeated after a kill: what was done before it is left as it is."""
+        """Replace the old folder by the result; can be repeated after a kill."""
         if self.result.exists():
             if self.folder.exists():
                 shutil.rmtree(self.hidden / "replaced", ignore_errors=True)
@@ -191,7 +185,7 @@ class Workplace:
         remove_folder(self.hidden)
 
     def _recover(self) -> None:
-        """Bring what a killed run left into one of two states: finished, or unfinished with the old folder in place."""
+        """Bring the state of a killed run to either finished, or unfinished with the old folder in place."""
         shutil.rmtree(self.hidden.with_name(f"{self.hidden.name}.old"), ignore_errors=True)
         if not self.hidden.is_dir():
             return
@@ -201,29 +195,27 @@ class Workplace:
 
     def _check(self) -> None:
         unfinished, out = (self.hidden / _RUN).exists(), self.folder
-        finished = (
-            self.resume and not unfinished and self._made_from() is not None
-        )  # `begin` sees whether it is this run
+        finished = self.resume and not unfinished and self._made_from() is not None  # `begin` checks the key
         if self.overwrite and (read := next((each for each in self.inputs if _is_within(each, out)), None)) is not None:
-            raise PortError(f"'{out}' holds '{read}', which this run reads, and is not replaced; name another folder")
+            raise PortError(f"'{out}' holds '{read}', which this run reads, so it is not replaced; name another folder")
         if out.is_dir() and any(out.iterdir()) and not finished:
             if not self.overwrite:
                 raise PortError(
-                    f"'{out}' is not empty; name another folder with --out, continue with --resume if it is of this "
-                    "run, or replace it with --overwrite"
+                    f"'{out}' is not empty; name another folder with --out, continue with --resume if this run made "
+                    "it, or replace it with --overwrite"
                 )
             if not (out / MODEL_CONFIG).is_file():
                 raise PortError(
-                    f"'{self.out}' holds no model (no {MODEL_CONFIG}) and is not replaced; name another folder"
+                    f"'{self.out}' holds no model (no {MODEL_CONFIG}), so it is not replaced; name another folder"
                 )
         if self.has_state and not (self.resume or self.overwrite):
             raise PortError(
                 f"an unfinished run for '{out}' is in '{self.hidden}'; continue with --resume, "
-                "or start again with --overwrite"
+                "or start over with --overwrite"
             )
 
     def _made_from(self) -> dict[str, Any] | None:
-        """The key of the run that made the finished folder, if it holds one."""
+        """The key of the run that made the finished folder, if any."""
         try:
             found = read_json(self.folder / self.record, MAX_DOCUMENT_BYTES)["run"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -237,21 +229,21 @@ class Workplace:
         try:
             theirs = load_record(path)
         except (OSError, ValueError) as error:
-            say(f"the unfinished run in '{self.hidden}' is damaged ({_RUN}: {error}), and is started again")
+            say(f"the unfinished run in '{self.hidden}' is damaged ({_RUN}: {error}); starting over")
             return False
-        self._compare(ours, theirs, f"the unfinished run in '{self.hidden}' was another one")
+        self._compare(ours, theirs, f"the unfinished run in '{self.hidden}' is a different one")
         if changed := _find_change(ours.get(ENVIRONMENT), theirs.get(ENVIRONMENT)):
-            say(f"the unfinished run was made elsewhere ({changed}), and is started again")
+            say(f"the unfinished run was made in another environment ({changed}); starting over")
             return False
         return True
 
     def _check_finished(self, ours: dict[str, Any]) -> None:
-        """Raise FinishedError if the finished folder is of this run, and PortError if it is of another."""
+        """Raise FinishedError if this run made the finished folder, and PortError if another one did."""
         theirs = self._made_from()
         if theirs is None:
             return
         try:
-            self._compare(ours, theirs, f"'{self.out}' is finished, and was another run")
+            self._compare(ours, theirs, f"'{self.out}' was finished by a different run")
         except PortError:
             if self.overwrite:
                 return
@@ -263,12 +255,12 @@ class Workplace:
         other = {name: value for name, value in theirs.items() if name != ENVIRONMENT}
         if changed := _find_change(mine, other):
             raise PortError(
-                f"{what}: {changed}; repeat the same command, or start again with --overwrite and without --resume"
+                f"{what}: {changed}; repeat the original command, or start over with --overwrite and without --resume"
             )
 
 
 def _is_within(reference: Any, folder: Path) -> bool:
-    """Whether a reference is the folder or something in it; a pattern of files is where its fixed part points."""
+    """Whether a reference is the folder or inside it; of a glob pattern, the part before the first `*` counts."""
     if isinstance(reference, (list, tuple)):
         return any(_is_within(each, folder) for each in reference)
     if not isinstance(reference, (str, Path)):
@@ -278,7 +270,7 @@ def _is_within(reference: Any, folder: Path) -> bool:
 
 
 def _find_change(ours: Any, theirs: Any) -> str:
-    """The first entry that differs, two levels deep, in words; empty if all is the same."""
+    """Describe the first entry that differs, two levels deep; empty if none does."""
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return "" if ours == theirs else f"it was {theirs!r} and is {ours!r} now"
     for name in sorted({*ours, *theirs}):
@@ -293,7 +285,7 @@ def _find_change(ours: Any, theirs: Any) -> str:
 
 @contextmanager
 def naming(path: Path, advice: str = "") -> Iterator[None]:
-    """Name the folder in which something could not be read or written, and what to do."""
+    """Turn errors of reading and writing into a PortError that names the folder and gives advice."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -308,7 +300,7 @@ _WEIGHTS = "weights/"
 
 @dataclass(frozen=True, eq=False)
 class BestStep:
-    """The best step so far: all weights of the ported model, BatchNorm statistics included."""
+    """The best step so far: all weights of the ported model, including BatchNorm statistics."""
 
     step: int
     weights: dict[str, Tensor] = field(repr=False)
@@ -316,20 +308,20 @@ class BestStep:
     """None if nothing was matched."""
     batchnorm: dict[str, Any] = field(repr=False)
     fit: dict[str, Any] = field(repr=False)
-    """How well the permutation fits, as plain values."""
+    """How well the permutation fits, as JSON values."""
 
 
 @dataclass
 class Track:
-    """What became of one series of weights along a course: the figures of its steps, and the best of them."""
+    """The figures of the steps of one contender along a course, and the best of them."""
 
     steps: list[StepFigures] = field(default_factory=list)
     best: BestStep | None = None
     score: Score | None = None
-    """Of the best step; not kept in a file."""
+    """Score of the best step; not saved."""
 
     def describe(self, steps: int) -> tuple[dict[str, str], str]:
-        """The last step as a row of a growing table, and as a line for those who have no terminal."""
+        """Describe the last step as a table row, and as a line for use without a terminal."""
         figures = self.steps[-1]
         best = self.steps[self.best.step - 1] if self.best else figures
         better, seconds = best is figures, sum(figures.seconds.values())
@@ -347,7 +339,7 @@ class Track:
 
 @dataclass(frozen=True)
 class StepDiary:
-    """Files from which a course continues: the state and the best steps of the last step that is wholly written."""
+    """The files from which a course continues: the state after its last complete step, and the best steps so far."""
 
     folder: Path
     name: str
@@ -355,20 +347,18 @@ class StepDiary:
     run: Run
 
     def read(self) -> tuple[State, dict[str, Track]] | None:
-        """How far it has come; None if it has not begun, or if what is there is damaged."""
+        """Read the last complete step; None if there is none, or it is damaged."""
         found = None
         if self._progress.exists():
             try:
                 found = self._read()
             except (OSError, ValueError, KeyError, TypeError, RuntimeError, RetargetError) as error:
-                self.run.progress.say(
-                    f"the state in '{self.folder}' is damaged ({error}); the steps are computed again"
-                )
-        self.run.accelerator.wait_for_everyone()  # all have read before the main process writes
+                self.run.progress.say(f"the state in '{self.folder}' is damaged ({error}); the steps are recomputed")
+        self.run.accelerator.wait_for_everyone()  # every process reads before the main one writes
         return found
 
     def write(self, state: State, tracks: Mapping[str, Track]) -> None:
-        """Keep a step. The file that names it is written last, and only then is the step before removed."""
+        """Save a step. Its record is written last, and only then are the files of the previous step removed."""
         if not self.run.is_main:
             return
         try:

@@ -1,8 +1,7 @@
-"""A port without images (`--data none`): the fine-tuning is added file by file, whatever the model, however large."""
+"""Ports without images (`--data none`): the fine-tuning is added file by file, for models of any kind and size."""
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Mapping
@@ -51,19 +50,19 @@ _IMAGES = "some images are needed (labels are not): name them with --data"
 
 @dataclass(frozen=True)
 class StreamedPort:
-    """A port that was written as it was made."""
+    """A port without images, already saved."""
 
     document: PortDocument
-    """What port.json holds."""
+    """The content of port.json."""
     folder: Path
 
     @property
     def verdict(self) -> str:
-        """Whether it was worth it, in one line."""
+        """Whether the port was worth it, in one line."""
         return self.document.verdict
 
     def push_to_hub(self, repository: str, *, commit_message: str | None = None, **options: Any) -> Pushed | None:
-        """Push the folder in one commit, and read it back; None in other processes than the first."""
+        """Push the folder in one commit, and verify it; None except in the main process."""
         destination = Destination(repository, message=commit_message, **options)
         return in_main_process(lambda: push_folder(self.folder, destination))
 
@@ -76,10 +75,10 @@ def port_streamed(
     place: Workplace,
     dtype: str | None = None,
 ) -> StreamedPort:
-    """Add a fine-tuning to a new base: each tensor is read in blocks, summed in float32, and written."""
+    """Add a fine-tuning to a new base: read each tensor in blocks, sum in float32, and write."""
     _check_options(recipe, given)
     if place.out is None:
-        raise PortError("a port without images is written as it is made, and needs a folder: give out=")
+        raise PortError("a port without images is written while it is computed and needs a folder; give out=")
     with place.held(), tempfile.TemporaryDirectory(prefix="hf-retarget-") as temporary:
         with run.stage("loading", "reading headers"):
             look_first(open_sides(models, run, given, Path(temporary, "peeked"), peek=True), given, dtype)
@@ -107,7 +106,7 @@ def port_streamed(
         def write_model() -> None:
             make_folder(folder)
             for file in run.progress.track(shards, "adding the fine-tuning"):
-                if not (folder / file).exists():  # else an interrupted run has written it
+                if not (folder / file).exists():  # else written by an interrupted run
                     write_shard(folder / file, shards[file], alpha, recipe.port.update)
             write_index(folder, shards)
             write_json(folder / MODEL_CONFIG, config)
@@ -154,37 +153,39 @@ def port_streamed(
         return StreamedPort(read_document(place.folder / PORT), place.folder)
 
 
-# ---- what is refused
+# ---- early checks
 
 
 def _check_options(recipe: Recipe, given: Given) -> None:
     options, tuning = recipe.port, recipe.finetune.steps or recipe.finetune.epochs
     if options.method not in ("auto", "naive") or tuning or given.permutation is not None:
-        raise PortError(f"only a naive port (--method auto or naive) does without images; {_IMAGES}")
+        raise PortError(
+            f"without images, only a naive port is possible (--method auto or naive, no fine-tuning); {_IMAGES}"
+        )
     if options.save_as != "model":
         raise PortError(
-            "an adapter is scored as it is loaded, so --save-as lora needs images: name them with --data, or leave it "
-            "out and extract an adapter from the model (mergekit-extract-lora); an adapter that is given with --src-ft "
-            "fits the new base as it is"
+            "--save-as lora needs images to score the adapter as PEFT loads it: name them with --data, or leave it "
+            "out and extract an adapter from the model (mergekit-extract-lora); an adapter given with --src-ft fits "
+            "the new base as it is"
         )
     if options.targets in ("teacher", "both"):
-        raise PortError(f"without images, there is nothing to aim at, so --targets has no meaning; {_IMAGES}")
+        raise PortError(f"--targets has no meaning without images; {_IMAGES}")
     for field in fields(given):
         if field.name not in ("text", "force_relation", "force_base") and getattr(given, field.name) != field.default:
             option = field.name.replace("_", "-")
-            raise PortError(f"without images, --{option} has no meaning; leave it out, or name images with --data")
+            raise PortError(f"--{option} has no meaning without images; leave it out, or name images with --data")
 
 
 def look_first(sides: Sides, given: Given, dtype: str | None = None) -> RelationFacts | None:
-    """Refuse what headers and a few ranges of the weights rule out, before anything large is downloaded."""
+    """Refuse ports that headers and samples of the weights rule out, before large downloads."""
     if found := find_batchnorm(sides):
-        raise PortError(f"{found}, whose statistics have to be estimated again; {_IMAGES}")
+        raise PortError(f"{found}, whose statistics have to be re-estimated; {_IMAGES}")
     plan = plan_sums(sides, dtype)
     _encode(given, plan)
-    with suppress(OSError, ValueError, ModelError):  # it is measured again when the weights are there
+    with suppress(OSError, ValueError, ModelError):  # measured again once the weights are here
         samples = [sample_side(each, plan.summed) for each in sides.values()]
         relation = compare_samples(samples, ())
-        if relation and math.isfinite(relation.cosine):  # if not, the tensor is named later
+        if relation and math.isfinite(relation.cosine):  # else an error names the tensor later
             _check_relation(relation, given)
             return relation
     return None
@@ -205,7 +206,7 @@ def open_sides(
 
 
 def _hash_all(sides: Sides) -> dict[str, dict[str, str]]:
-    """The sha256 of all files, as far as they are known; side by side, as nothing else takes as long."""
+    """The known sha256 of all files, hashed in parallel because this dominates the time."""
     with ThreadPoolExecutor() as pool:
         made = {name: zip(side.files, pool.map(hash_weights, side.files), strict=True) for name, side in sides.items()}
         return {name: {path.name: found for path, found in each if found} for name, each in made.items()}
@@ -215,7 +216,7 @@ def _check_relation(relation: RelationFacts, given: Given) -> None:
     if relation.word == INDEPENDENT and not given.force_relation:
         raise PortError(
             f"without images, nothing can be matched, and these bases are {relation.sentence}; {_IMAGES}. "
-            "--force-relation adds the fine-tuning all the same"
+            "--force-relation adds the fine-tuning anyway"
         )
     unlike = next((each for each in look_at_gates(Evidence(relation)) if each.name == "another base"), None)
     if unlike and unlike.found and not given.force_relation:
@@ -226,7 +227,7 @@ def _check_relation(relation: RelationFacts, given: Given) -> None:
 
 
 def _choose_tokenizer(plan: Plan) -> Repository:
-    """The side whose tokenizer and generation settings go with the result: the tuned model's, if it lacks no token."""
+    """Choose whose tokenizer and generation settings to keep: the tuned model's, unless it lacks tokens."""
     tuned, new = plan.sides["tuned"], plan.sides["target"]
     if tuned.tokens is not None and new.tokens is not None:
         lacks = bool(new.tokens.keys() - tuned.tokens.keys())
@@ -238,7 +239,7 @@ def _choose_tokenizer(plan: Plan) -> Repository:
 
 
 def _encode(given: Given, plan: Plan) -> list[list[int]]:
-    """The texts as tokens; ModelError or DataError says why these models cannot read them."""
+    """Encode the texts; ModelError or DataError says why these models cannot read them."""
     if given.text is None:
         return []
     return encode_texts(given.text, _choose_tokenizer(plan), plan.sides.values())
@@ -260,14 +261,14 @@ def _score(given: Given, folder: Path, sides: Sides, pieces: list[list[int]], ru
 
 def _judge(facts: TextFacts | None, relation: RelationFacts, warnings: list[str], plan: Plan, alpha: float) -> str:
     if relation.word == INDEPENDENT:
-        warnings = [f"these bases are {relation.sentence}, and the fine-tuning was added all the same", *warnings]
+        warnings = [f"these bases are {relation.sentence}, and the fine-tuning was added anyway", *warnings]
     start = f"Check first: {'; '.join(warnings)}. " if warnings else ""
     if facts is not None:
         return start + judge_texts(facts)
-    advice = "--text tells how much of it was kept" if plan.rows else "hf-retarget evaluate tells how good it is"
+    advice = "--text measures how much of it was kept" if plan.rows else "hf-retarget evaluate scores the result"
     return (
-        f"{start}Not scored: there were no images, so the fine-tuning was added to the new base as it is, by a factor "
-        f"of {alpha:g}; {advice}."
+        f"{start}Not scored: without images, the fine-tuning was added to the new base as it is, with a factor of "
+        f"{alpha:g}; {advice}."
     )
 
 
@@ -275,11 +276,10 @@ def _judge(facts: TextFacts | None, relation: RelationFacts, warnings: list[str]
 
 
 def _describe_run(hashes: Mapping[str, Any], recipe: Recipe, dtype: str | None) -> dict[str, Any]:
-    """All that the weights depend on."""
-    key = {
+    """Everything the weights depend on."""
+    return {
         **hashes,
         "port": {name: getattr(recipe.port, name) for name in ("alpha", "update", "head")},
         "dtype": dtype,
         ENVIRONMENT: describe_environment(),
     }
-    return dict(json.loads(json.dumps(key)))

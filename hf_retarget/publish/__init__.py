@@ -1,3 +1,3 @@
-"""A finished folder on the Hub: its card, one commit with all its files, and the proof that they arrived."""
+"""Pushing a finished folder to the Hub: its card, one commit with all files, and their verification."""
 
 from hf_retarget.publish.push import Destination, Pushed, check_destination, push_folder

@@ -1,4 +1,4 @@
-"""The model card: metadata for the Hub, and a text for people, from `templates/`."""
+"""The model card: metadata for the Hub, and a text rendered from `templates/`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 o
 wtfpl zlib
 """
 LICENCES = frozenset(_LICENCES.split())
-"""The names that the Hub accepts, apart from `unknown`."""
+"""Licence names that the Hub accepts, except `unknown`."""
 
 _TASK = "image-classification"
 _TEXT = "text-generation"
@@ -63,26 +63,24 @@ from transformers import pipeline
 write = pipeline("{_TEXT}", model="{_LOCAL}")
 """,
 }
-"""How each library uses the model, or one for this task; `address_card` puts in the repository, `_show_use` the
-images."""
+"""Example code by library or task; `address_card` fills in the repository, and `_show_use` the image format."""
 _MOST_LABELS = 100
 
 
 def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm", curve: str | None = None) -> str:
-    """The card of a port, from its document and the rows of its table of test scores.
+    """Write the card of a port from its document and the rows of its table of test scores.
 
-    `library` is what loads the model; `curve` is the path of the picture of the accuracies, within the folder.
+    `library` loads the model; `curve` is the path of the accuracy chart within the folder.
     """
     models = {name: asdict(side) for name, side in document.models.items()}
     target, data, recipe = models["target"], asdict(document.data), document.recipe
     adapter, score = document.adapter, {}
-    if document.contenders and document.labelled:  # agreement is no accuracy
+    if document.contenders and document.labelled:  # agreement is not accuracy
         score = asdict(adapter.test if adapter and adapter.test else document.result.test)
-    # Without the old base: nothing of it is left, and a search for its fine-tunings should not find a finished port.
+    # Without the old base, so that a search for its fine-tunings does not find a finished port.
     bases = [*_list_origins(target), None if adapter else models["tuned"]["hub_id"]]
     kind = "peft" if adapter else library
     return _render(
-        "port_card.md.jinja",
         rows,
         metadata=_describe(target, data, recipe, bases, score, kind),
         example=_write_example(document, {_TEXT: _TEXT, _TASK: library}.get(_choose_task(target, data) or "", "")),
@@ -103,16 +101,16 @@ def write_port_card(document: PortDocument, rows: Rows, *, library: str = "timm"
 
 
 def write_tuned_card(document: Document, *, library: str = "timm", curve: str | None = None) -> str:
-    """The card of a fine-tuning, from finetune.json."""
+    """Write the card of a fine-tuning from its finetune.json."""
     model, data, recipe = document["model"], document["data"], document["options"]["recipe"]
     score, labelled = document["figures"]["test"], document.get("labelled", True)
     return _render(
-        "tuned_card.md.jinja",
         [("fine-tuned", score)],
         metadata=_describe(model, data, recipe, _list_origins(model), score if labelled else {}, library),
         example=_EXAMPLES.get(library, ""),
         curve=curve,
         base=model,
+        models={},
         sides={"base": model},
         data=data,
         recipe=recipe,
@@ -126,15 +124,13 @@ def write_tuned_card(document: Document, *, library: str = "timm", curve: str | 
 
 
 def _list_facts(document: PortDocument) -> list[str]:
-    """What else a reader should know, in sentences."""
+    """Further facts as sentences."""
     facts = []
     if document.relation:
         facts.append(f"The bases: {document.relation.sentence}.")
     if document.contenders and document.result.flips:
         lost, won = document.result.flips
-        facts.append(
-            f"Of the test images, {lost:,} that the tuned model has right are wrong now, and {won:,} the reverse."
-        )
+        facts.append(f"On {lost:,} test images, only the tuned model is right; on {won:,}, only the port.")
     if document.adapter:
         facts.append(document.adapter.sentence)
     if not document.labelled:
@@ -143,7 +139,7 @@ def _list_facts(document: PortDocument) -> list[str]:
 
 
 def _write_example(document: PortDocument, library: str) -> str:
-    """How to load the result; an adapter needs its base, with as many classes."""
+    """Example code for loading the result; an adapter needs its base, with the same number of classes."""
     base, classes = document.models["target"], document.models["tuned"].classes
     if document.adapter is None or library not in _EXAMPLES:
         return _EXAMPLES.get(library, "")
@@ -163,7 +159,7 @@ def _write_example(document: PortDocument, library: str) -> str:
 
 
 def address_card(card: str, repository: str, revision: str | None = None) -> str:
-    """A card whose example names the repository it is pushed to.
+    """Insert the name of the repository into the example of a card.
 
     Example:
         >>> address_card('timm.create_model("local-dir:FOLDER")', "ada/birds", "v2")
@@ -176,7 +172,7 @@ def address_card(card: str, repository: str, revision: str | None = None) -> str
 
 
 def describe_licence(name: str | None, link: str | None = None) -> dict[str, str]:
-    """The metadata for a licence; none if it is not known: a licence is never made up.
+    """Card metadata for a licence; empty if it is unknown, since licences are never guessed.
 
     Example:
         >>> describe_licence("MIT"), describe_licence("dinov3-license"), describe_licence("unknown")
@@ -191,7 +187,7 @@ def describe_licence(name: str | None, link: str | None = None) -> dict[str, str
 
 
 def escape(text: object) -> str:
-    """Text on one line in which neither Markdown nor HTML nor a table finds anything to act on.
+    """Escape text for one line of Markdown, including HTML and tables.
 
     Example:
         >>> print(escape("a|b <script> *Käfer* 🐞"))
@@ -202,7 +198,7 @@ def escape(text: object) -> str:
 
 
 def fence(text: str, language: str = "") -> str:
-    """A block of code that the text cannot leave.
+    """A fenced code block that the text cannot break out of.
 
     Example:
         >>> fence("a ``` b")
@@ -213,11 +209,9 @@ def fence(text: str, language: str = "") -> str:
     return f"{marks}{language}\n{text.rstrip(chr(10))}\n{marks}\n"
 
 
-def _render(
-    template: str, rows: Rows, *, data: Document, recipe: Document, command: str, example: str, **values: Any
-) -> str:
+def _render(rows: Rows, *, data: Document, recipe: Document, command: str, example: str, **values: Any) -> str:
     short = shorten_all(json.loads(json.dumps(recipe)))  # YAML would tag tuples
-    return _templates.get_template(template).render(
+    return _templates.get_template("card.md.jinja").render(
         **values,
         rows=rows,
         data={"made": "", **data},
@@ -232,14 +226,14 @@ def _render(
 
 
 def _show_use(example: str, data: Document) -> str:
-    """An example of how to use a model, with the images that it takes."""
+    """Fill in the image format of an example."""
     size = [int(each) for each in (data.get("preprocess") or {}).get("input_size") or ()]
     words = f"{'×'.join(map(str, size))}, normalised as config.json says" if size else "as config.json says"
     return example.strip().replace("MODE", "L" if size[:1] == [1] else "RGB").replace("SIZE", words)
 
 
 def _list_changes(recipe: Document) -> dict[str, Any]:
-    """Those fields of a recipe that differ from the defaults, and all that has none."""
+    """The fields of a recipe that differ from the defaults or have none."""
     defaults = json.loads(json.dumps(Recipe().to_dict()))
     kept = {}
     for name, value in recipe.items():
@@ -252,21 +246,21 @@ def _list_changes(recipe: Document) -> dict[str, Any]:
 
 
 def _title(side: Document) -> str:
-    """The reference of a model; of a local path only the last part, as a card is public."""
+    """The reference of a model; of a local path only the last part, since cards are public."""
     reference = str(side["reference"])
     return reference if side["revision"] else PurePath(reference).name or reference
 
 
 def _list_origins(side: Document) -> list[str]:
-    """The names of a model on the Hub: its own, or those in the card of its folder."""
+    """The Hub ids of a model: its own, or the base models on its card."""
     return [side["hub_id"]] if side.get("hub_id") else list(side.get("base_models") or ())
 
 
 def _describe(
     base: Document, data: Document, recipe: Document, bases: Sequence[str | None], score: Document, library: str
 ) -> str:
-    """The metadata at the head of a card, as YAML."""
-    # A dataset of the Hub by its id; any other by a name that cannot be taken for one.
+    """The YAML metadata of a card."""
+    # A Hub dataset is given by its id, any other by a name that cannot be mistaken for one.
     kind = data["name"] if data["revision"] else "".join(c if c.isalnum() else "-" for c in data["name"].lower())
     results = [
         EvalResult(
@@ -303,7 +297,7 @@ def _describe(
 
 
 def _choose_task(base: Document, data: Document) -> str | None:
-    """What the Hub calls what a model does, if its architecture tells."""
+    """The Hub's name of the model's task, if known."""
     if base["architecture"].endswith(("ForCausalLM", "LMHeadModel")):
         return _TEXT
     return _TASK if data["images"] or data["classes"] else None
@@ -311,14 +305,14 @@ def _choose_task(base: Document, data: Document) -> str | None:
 
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8"),
-    autoescape=True,  # what is `Markup` stays as it is; all else has become so by `finalize`
+    autoescape=True,  # `finalize` escapes everything that is not `Markup`
     finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
     undefined=StrictUndefined,
     keep_trailing_newline=True,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-"""Templates in which every value is escaped. `ModelCard.from_template` would escape nothing."""
+"""Templates that escape every value, unlike `ModelCard.from_template`."""
 _templates.filters |= {
     "percent": percent,
     "number": number,

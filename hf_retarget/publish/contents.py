@@ -1,4 +1,4 @@
-"""What of a finished folder goes to the Hub: the files this package writes, with local paths cut to their last part."""
+"""Which files of a finished folder are pushed: those written by this package, with local paths shortened."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ KNOWN = (
     *(CARD, PORT, FINETUNE, RECIPE, REPORT, PERMUTATION, INITIAL_HEAD, GRAPH),
     *("figures/*.png", "figures/*.svg", "plane/plane.*"),
 )
-"""Everything that belongs to a finished port or fine-tuning."""
+"""All files of a finished port or fine-tuning."""
 
 TRAJECTORY = "trajectory/*"
-"""Large, and only of use for further ports along it: pushed only on request."""
+"""Large, and useful only for ports along it, so pushed only on request."""
 
 SAMPLES = (REPORT, "figures/samples.*")
-"""Files that show images of the data: unless the data are on the Hub, pushed only on request."""
+"""Files that show images of the data; unless the data are on the Hub, pushed only on request."""
 
 
 def list_contents(
     folder: str | Path, *, trajectory: bool = False, samples: bool = False
 ) -> tuple[dict[str, Path], list[str]]:
-    """The files of a finished folder to push, by their paths in the repository, and the names of those left out."""
+    """List the files of a finished folder to push, by path in the repository, and the names of those left out."""
     place = Path(folder)
     _check_finished(place)
     patterns = (*KNOWN, TRAJECTORY) if trajectory else KNOWN
@@ -60,7 +60,7 @@ def list_contents(
     files, left_out = {}, []
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place)
-        if path.is_symlink():  # it may lead to anything on this machine
+        if path.is_symlink():  # it may point anywhere on this machine
             raise PublishError(f"'{name}' in '{folder}' is a link; put the file itself there, or remove the link")
         if any(part.startswith(".") for part in name.parts) or not path.is_file():
             continue
@@ -72,7 +72,7 @@ def list_contents(
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a path matches one of the patterns; a star does not reach into folders.
+    """Whether a path matches one of the patterns; `*` does not match `/`.
 
     Example:
         >>> matches("figures/curve.png", ("figures/*.png",)), matches("a/figures/curve.png", ("*/*.png",))
@@ -82,13 +82,13 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def list_weights(files: Mapping[str, Path]) -> list[str]:
-    """The files that hold the weights, among those that are pushed."""
+    """The weight files among those to push."""
     single = [name for name in (WEIGHTS, ADAPTER_WEIGHTS, ADAPTER_CONFIG) if name in files]
     return single or [name for name in files if fnmatch(name, SHARDS)]
 
 
 def _shows_private_images(folder: Path) -> bool:
-    """Whether a port shows images of data that are not from the Hub, or of unknown origin."""
+    """Whether a port shows images of data that are not on the Hub, or of unknown origin."""
     try:
         document = read_document(folder / PORT)
     except PortError:
@@ -97,35 +97,35 @@ def _shows_private_images(folder: Path) -> bool:
 
 
 def _check_finished(folder: Path) -> None:
-    made = "name a folder that 'hf-retarget port' or 'finetune' has made"
+    made = "name a folder made by 'hf-retarget port' or 'finetune'"
     if not folder.is_dir():
         raise PublishError(f"there is no folder '{folder}'; {made}")
     if re.fullmatch(r"\..+\.(work|tmp)", folder.resolve().parent.name):
-        raise PublishError(f"'{folder}' belongs to a run that is not finished; continue it with --resume, then push")
+        raise PublishError(f"'{folder}' belongs to an unfinished run; continue it with --resume, then push")
     sharded = (folder / INDEX).is_file()
     single = ADAPTER_WEIGHTS if (folder / ADAPTER_CONFIG).is_file() else WEIGHTS
     for name in (MODEL_CONFIG, INDEX if sharded else single):
         if not (folder / name).is_file():
-            raise PublishError(f"'{folder}' is no finished model: there is no {name} in it; {made}")
+            raise PublishError(f"'{folder}' is not a finished model: it has no {name}; {made}")
     try:
         read_json(folder / MODEL_CONFIG)
         shards = read_json(folder / INDEX)["weight_map"].values() if sharded else (single,)
         for name in sorted({Path(each).name for each in shards}):
-            with safe_open(str(folder / name), "np"):  # importing torch would take seconds, and only names are read
+            with safe_open(str(folder / name), "np"):  # avoids the slow import of torch
                 pass
     except SafetensorError as error:
         raise PublishError(
-            f"'{folder}' is damaged: {name} is not a whole safetensors file ({error}); make it again"
+            f"'{folder}' is damaged: {name} is not a complete safetensors file ({error}); make it again"
         ) from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PublishError(f"'{folder}' is damaged: {' '.join(str(error).split())}; make it again") from error
 
 
-# ---- paths of this machine
+# ---- local paths
 
 
 def shorten_path(text: str) -> str:
-    """The last part of an absolute path; anything else as it is, relative paths included.
+    """Return the last part of an absolute path, and any other text unchanged.
 
     Example:
         >>> shorten_path("/home/ada/photos/"), shorten_path("timm/resnet18"), shorten_path("local-dir:~/tuned")
@@ -139,7 +139,7 @@ def shorten_path(text: str) -> str:
 
 
 def shorten_command(command: str) -> str:
-    """A command line with the last parts of its paths.
+    """Shorten the absolute paths in a command line.
 
     Example:
         >>> shorten_command("hf-retarget port --data '/home/ada/my photos' --src-base=/old --steps 3")
@@ -147,7 +147,7 @@ def shorten_command(command: str) -> str:
     """
     try:
         words = shlex.split(command)
-    except ValueError:  # quotes that do not close: not what a shell has run
+    except ValueError:  # unbalanced quotes: not from a shell
         return command
     short = [_shorten_word(word) for word in words]
     return command if short == words else shlex.join(short)
@@ -159,7 +159,7 @@ def _shorten_word(word: str) -> str:
 
 
 def shorten_all(value: Any) -> Any:
-    """A document or a recipe with the last parts of its paths.
+    """Shorten the absolute paths in a document or a recipe.
 
     Example:
         >>> shorten_all({"data": {"reference": "/home/ada/photos"}, "command": "hf-retarget port --out /tmp/x"})
@@ -174,11 +174,11 @@ def shorten_all(value: Any) -> Any:
 
 
 _SHORTEN: dict[str, Callable[[str], str]] = {"reference": shorten_path, "command": shorten_command}
-"""Entries that hold paths. Others only look like paths: OpenImages has a label '/m/01g317'."""
+"""Entries that contain paths. Others may only look like paths: OpenImages has a label '/m/01g317'."""
 
 
 def identify(reference: object) -> str | None:
-    """A hash that tells local paths apart without revealing them; None for anything else.
+    """Hash a local path, to compare it without revealing it; None for anything else.
 
     Example:
         >>> identify("/home/ada/photos") == identify("/home/bob/photos"), identify("timm/resnet18")
@@ -189,7 +189,7 @@ def identify(reference: object) -> str | None:
 
 
 def shorten_file(name: str, text: str, command: str = "") -> str:
-    """The text of a file to publish, with the last parts of its paths; `command` is the one that an HTML page shows.
+    """Shorten the absolute paths in a file to publish; `command` is the one shown in an HTML page.
 
     Example:
         >>> shorten_file("recipe.yaml", "data:\\n  reference: /home/ada/photos\\n")

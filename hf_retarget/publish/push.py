@@ -1,4 +1,4 @@
-"""Push a finished folder to the Hub: compare, send what is missing, commit once, and read it back."""
+"""Push a finished folder to the Hub: compare, upload what is missing, commit once, and verify."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes, read_json
 
 _TOKEN = "log in (hf auth login), set HF_TOKEN, or give --token"
 _WITH_PATHS = (PORT, FINETUNE, RECIPE, REPORT, f"plane/{PLANE}")
-"""Files that name the inputs, and so paths of this machine."""
-_GIT = 40  # hex digits of git's id of a file; a sha256 has 64
-_MOVED = 412  # the Hub's answer to a commit whose parent is not the newest
-_RACES = 5  # commits of others that may come between looking and committing
+"""Files that may contain local paths."""
+_GIT = 40  # hex digits of a git blob id; a sha256 has 64
+_MOVED = 412  # HTTP status of a commit whose parent is not the latest
+_RACES = 5  # attempts to commit while others do
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class Destination:
     """A repository on the Hub, and how to push there."""
 
     repository: str
-    """`owner/name`, or `name` for one's own."""
+    """`owner/name`, or `name` in the user's own namespace."""
     private: bool = False
-    """Make the repository private if it is new; refuse to push to one that is public."""
+    """Make a new repository private, and refuse to push to an existing public one."""
     revision: str | None = None
-    """The branch, created if it does not exist; `main` if not given."""
+    """The branch, created if it does not exist; by default `main`."""
     message: str | None = None
-    """Of the commit."""
+    """The commit message."""
     create_pr: bool = False
     """Open a pull request instead of committing to the branch."""
     replace_card: bool = False
     """Replace an existing README.md."""
     token: str | None = field(default=None, repr=False)
-    """If not the one of the login or HF_TOKEN."""
+    """By default, the token of the login or HF_TOKEN."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What is on the Hub now."""
+    """The result of a push."""
 
     repository: str
     revision: str
@@ -62,26 +62,26 @@ class Pushed:
     commit: str
     url: str
     pull_request: str | None
-    """The address of the pull request, if one was asked for."""
+    """The URL of the pull request, if one was requested."""
     files: tuple[str, ...]
     kept_card: bool
-    """Whether there was another README.md, which was kept."""
+    """Whether an existing, different README.md was kept."""
     new: bool
-    """Whether this push made a commit: False if everything was there already."""
+    """Whether a commit was made; False if everything was up to date."""
 
 
 def check_destination(destination: Destination) -> Destination:
-    """Check the name, the token and the right to write; the destination with the full name of the repository."""
+    """Check name, token and write access, and complete the name of the repository."""
     destination = replace(destination, token=clean_token(destination.token))
     name = destination.repository
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise PublishError(f"'{name}' is no name for a repository: {one_line(error)}") from error
+        raise PublishError(f"'{name}' is not a valid repository name: {one_line(error)}") from error
     if constants.is_offline_mode():
-        raise PublishError(f"offline mode is on, so nothing can be pushed to '{name}'; unset HF_HUB_OFFLINE")
+        raise PublishError(f"cannot push to '{name}' in offline mode; unset HF_HUB_OFFLINE")
     if not (destination.token or get_token()):
-        raise PublishError(f"there is no token to push to '{name}' with; {_TOKEN}")
+        raise PublishError(f"pushing to '{name}' needs a token; {_TOKEN}")
     api = HfApi(token=destination.token)
     with explained(PublishError, name):
         who = ask(api.whoami)
@@ -95,12 +95,12 @@ def check_destination(destination: Destination) -> Destination:
             raise
         if found.create_pr:
             raise PublishError(
-                f"there is no '{found.repository}' to open a pull request on; push without --create-pr, which makes it"
+                f"'{found.repository}' does not exist, so it takes no pull request; create it without --create-pr"
             ) from error
         return found
     if found.private and there.private is False:
         raise PublishError(
-            f"'{found.repository}' is there already, and public; make it private on the Hub, or name another"
+            f"'{found.repository}' already exists and is public; make it private on the Hub, or name another"
         )
     return found
 
@@ -109,7 +109,7 @@ def _check_rights(destination: Destination, who: dict[str, Any]) -> None:
     token = (who.get("auth") or {}).get("accessToken") or {}
     if token.get("role") == "read":
         raise PublishError(
-            f"the token of '{who['name']}' may only read; make one that may write "
+            f"the token of '{who['name']}' is read-only; create one with write access "
             f"(https://huggingface.co/settings/tokens), then {_TOKEN}"
         )
     owner = destination.repository.partition("/")[0]
@@ -130,10 +130,10 @@ def push_folder(
     verify: bool = True,
     progress: Progress = SILENT,
 ) -> Pushed:
-    """Push a finished port or fine-tuning in one commit: until all of it is there, nothing of it is visible.
+    """Push a finished port or fine-tuning in one commit, so that it becomes visible all at once.
 
-    What arrived in an earlier attempt is not sent again. With `verify`, the weights are downloaded afterwards
-    and compared by hash. A report that shows images of data that are not on the Hub is pushed only with `samples`.
+    Files uploaded in an earlier attempt are not sent again. With `verify`, the weights are downloaded afterwards and
+    compared by hash. A report that shows images of data that are not on the Hub is pushed only with `samples`.
     """
     files, left_out = list_contents(folder, trajectory=trajectory, samples=samples)
     destination = check_destination(destination)
@@ -145,9 +145,9 @@ def push_folder(
         push.make_place()
         pushed = ask(push.commit)
     if pushed.kept_card:
-        progress.say(f"the {CARD} that was there is kept; --replace-card replaces it")
+        progress.say(f"the existing {CARD} is kept; --replace-card replaces it")
     if verify:
-        progress.say("reading it back")
+        progress.say("verifying")
         _read_back(push, pushed)
     return pushed
 
@@ -157,24 +157,24 @@ def _report_left_out(names: list[str], progress: Progress) -> None:
     shown = [name for name in names if matches(name, SAMPLES)]
     others = [name for name in names if name not in (*recorded, *shown)]
     if recorded:
-        progress.say("the recorded trajectory is left out; push --trajectory sends it, too")
+        progress.say("the recorded trajectory is left out; push --trajectory includes it")
     if shown:
-        progress.say(f"left out, because your images are in it: {', '.join(shown)}; push --samples sends it, too")
+        progress.say(f"left out, because they show your images: {', '.join(shown)}; push --samples includes them")
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        progress.say(f"left out, because it is not known: {', '.join(others[:3])}{more}")
+        progress.say(f"left out, because they are not part of a port: {', '.join(others[:3])}{more}")
 
 
 class _Remote(NamedTuple):
     commit: str
     digests: Mapping[str, str]
-    """By path: the sha256 of large files, git's id of small ones."""
+    """By path: the sha256 of large files, the git blob id of small ones."""
 
 
 class _Push:
-    """One push. Its operations keep what was uploaded, so that a repeated commit sends only the rest.
+    """One push. Its operations remember uploads, so that a repeated commit sends only the rest.
 
-    `upload_folder` would follow links and upload everything again with each attempt; `metadata_update` would add a
+    `upload_folder` would follow links and upload everything again at each attempt; `metadata_update` would add a
     second commit.
     """
 
@@ -186,8 +186,8 @@ class _Push:
         self._tried = False
 
     def _contents(self) -> Iterator[tuple[str, str | bytes]]:
-        """What is pushed, by path: bytes where they differ from those of the file, else the path of the file."""
-        command = ""  # which the report shows, too
+        """The contents to push, by path: the path of the file, or bytes if its text has to change."""
+        command = ""  # shown in the report
         with suppress(KeyError, TypeError, ValueError):
             command = str(read_json(self.files[PORT], MAX_DOCUMENT_BYTES)["command"])
         for name, path in self.files.items():
@@ -219,13 +219,13 @@ class _Push:
             ask(lambda: self.api.create_branch(name, branch=self.branch, exist_ok=True))
 
     def look(self, revision: str | None = None) -> _Remote:
-        """What is there."""
+        """The current state of the repository."""
         found = self.api.model_info(self.destination.repository, revision=revision or self.branch, files_metadata=True)
         digests = {each.rfilename: each.lfs.sha256 if each.lfs else str(each.blob_id) for each in found.siblings or ()}
         return _Remote(str(found.sha), digests)
 
     def commit(self) -> Pushed:
-        """Commit on top of what is there, unless an earlier attempt did so and only its answer was lost."""
+        """Commit, unless an earlier attempt did so and only its response was lost."""
         for tries_left in reversed(range(_RACES)):
             remote = self.look()
             if self._has_all(remote):
@@ -249,7 +249,7 @@ class _Push:
         raise AssertionError("unreachable")
 
     def _find_pull(self) -> Pushed | None:
-        """A pull request with this title and these files, opened by an attempt whose answer was lost."""
+        """A pull request with this title and these files, opened by an attempt whose response was lost."""
         for pull in self.api.get_repo_discussions(self.destination.repository, discussion_type="pull_request"):
             if pull.status not in ("open", "draft") or pull.title != self.message:
                 continue
@@ -274,7 +274,7 @@ class _Push:
         return all(self.is_there(each.path_in_repo, remote) for each in self._wanted(remote))
 
     def is_there(self, name: str, remote: _Remote) -> bool:
-        """Whether the Hub lists a file with the hash of what is pushed."""
+        """Whether the Hub lists a file with the hash of its pushed content."""
         operation, digest = self.operations[name], remote.digests.get(name)
         if digest is None or len(digest) != _GIT:
             return digest == operation.upload_info.sha256.hex()
@@ -282,7 +282,7 @@ class _Push:
             return digest == git_hash(file.read())
 
     def differs(self, name: str, pushed: Pushed) -> bool:
-        """Whether a file that was pushed as it is, downloaded past the cache, has other bytes than the one here."""
+        """Whether a file that was pushed unchanged differs from the local one when downloaded without the cache."""
         with tempfile.TemporaryDirectory(prefix="hf-retarget-") as place:
             download = partial(self.api.hf_hub_download, revision=pushed.commit, cache_dir=place)
             got = ask(lambda: download(pushed.repository, name))
@@ -305,7 +305,7 @@ class _Push:
 
 
 def _read_back(push: _Push, pushed: Pushed) -> None:
-    """Compare the commit with what is here: all files by their listed hashes, the model also by its bytes."""
+    """Verify a commit: all files by their listed hashes, the model also by its bytes."""
     where = f"'{pushed.repository}' has the commit {pushed.commit[:8]}"
     try:
         with explained(PublishError, pushed.repository, words=partial(_explain, push.destination)):
@@ -314,20 +314,20 @@ def _read_back(push: _Push, pushed: Pushed) -> None:
             model = (*list_weights(push.files), MODEL_CONFIG)
             wrong = wrong or next((name for name in model if push.differs(name, pushed)), None)
     except RetargetError as error:
-        raise PublishError(f"{where}, but it could not be read back: {error}; push again to compare it") from error
+        raise PublishError(f"{where}, but it could not be verified: {error}; push again to verify it") from error
     if wrong:
-        raise PublishError(f"{where}, but {wrong} is not what is here; push again")
+        raise PublishError(f"{where}, but its {wrong} differs from the local one; push again")
 
 
 def _explain(destination: Destination, error: BaseException) -> str | None:
-    """What an error of the client, of its threads or of its uploads means, and what to do next."""
+    """Explain an error of the Hub client or its uploads, with advice."""
     name, message = destination.repository, one_line(error)
     if "Invalid metadata in README.md" in message:
-        return f"the Hub refuses the {CARD}: {message}; correct the lines at its head, and push again"
+        return f"the Hub refuses the {CARD}: {message}; correct its metadata, and push again"
     if getattr(getattr(error, "response", None), "status_code", None) == _MOVED:
-        return f"other commits to '{name}' keep coming in between; push again when they are done"
+        return f"other commits to '{name}' keep interfering; push again when they are done"
     if words := explain(error, name, destination.revision):
         return words
     if isinstance(error, (OSError, RuntimeError, ValueError)):
-        return f"pushing to '{name}' failed: {message}; push again: what has arrived is not sent again"
+        return f"pushing to '{name}' failed: {message}; push again: uploaded files are not sent again"
     return None

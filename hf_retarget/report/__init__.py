@@ -1,4 +1,4 @@
-"""What people look at after a port: charts, and pages that need no network."""
+"""Reports: charts, and HTML pages that work without a network."""
 
 from hf_retarget.report.chart import Chart, Drawing
 from hf_retarget.report.page import render

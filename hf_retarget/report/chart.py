@@ -1,4 +1,4 @@
-"""Charts: drawn by matplotlib, saved as SVG and PNG, and shown in pages with tooltips and the colours of the page."""
+"""Charts drawn by matplotlib, saved as SVG and PNG, and embedded in pages with tooltips and the page's colours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
-_FONT = "DejaVu Sans"  # comes with matplotlib: the same picture everywhere
+_FONT = "DejaVu Sans"  # comes with matplotlib, so pictures are the same everywhere
 
 _DPI = 130  # of a PNG
 
@@ -46,7 +46,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 2.0,
     "lines.markersize": 5.0,
     "figure.dpi": 72,
-    "svg.fonttype": "none",  # text stays text: small, readable aloud, searchable
+    "svg.fonttype": "none",  # keeps text small, accessible and searchable
 }
 
 
@@ -55,15 +55,15 @@ class Chart:
     """A finished chart."""
 
     name: str
-    """The name of its files, and the prefix of all its ids."""
+    """The name of its files, and the prefix of its ids."""
     alt: str
     """The text alternative."""
     svg: str = field(repr=False)
     png: bytes = field(repr=False)
     inline: str = field(repr=False)
-    """The SVG as a part of a page: with tooltips, and with the colours of the page."""
+    """The SVG for embedding in a page, with tooltips and the page's colours."""
     caption: str = ""
-    """What one sees in it, and whether it is good."""
+    """What it shows, and how to read it."""
 
     def save(self, folder: str | Path) -> None:
         """Write NAME.svg and NAME.png."""
@@ -73,9 +73,9 @@ class Chart:
 
 
 class Drawing:
-    """A chart that is being drawn: matplotlib's axes in our style, and tooltips.
+    """A chart under construction: matplotlib axes in our style, and tooltips.
 
-    With several `panels`, which lie side by side, `axes` is the first of them.
+    With several `panels` side by side, `axes` is the first of them.
 
     Example:
         >>> drawing = Drawing("curve")
@@ -97,21 +97,21 @@ class Drawing:
         self.axes = self.panels[0]
 
     def tip(self, artist: Artist, text: str) -> None:
-        """Show `text` as the tooltip of `artist`, on pointing at it and on reaching it with the arrow keys."""
+        """Set the tooltip of `artist`, shown on hovering and with the arrow keys."""
         key = f"tip{len(self._tips)}"
         artist.set_gid(key)
         self._tips[key] = text
 
     def columns(self, tips: Mapping[float, str], axes: Any = None) -> None:
-        """Tooltips for a chart that is read from left to right: one for each place on the x axis."""
+        """Set a tooltip for each position on the x axis."""
         self._strips((axes or self.axes).axvspan, tips)
 
     def rows(self, tips: Mapping[float, str]) -> None:
-        """Tooltips for a chart that is read from top to bottom: one for each place on the y axis."""
+        """Set a tooltip for each position on the y axis."""
         self._strips(self.axes.axhspan, tips)
 
     def _strips(self, draw: Callable[..., Artist], tips: Mapping[float, str]) -> None:
-        # From half-way to the neighbour before to half-way to the one after; the outermost reach as far to both sides.
+        # Strips end half-way to the neighbours; the outermost ones are symmetric.
         places = sorted(tips)
         if places:
             one, other = (places[1], places[-2]) if len(places) > 1 else (places[0] + 1, places[0] - 1)
@@ -123,10 +123,10 @@ class Drawing:
     def label(
         self, x: str = "", y: str = "", *, percents: str = "", counts: str = "", thousands: str = "", legend: int = 2
     ) -> None:
-        """Name the axes, and put a legend with this many columns below the chart, or none.
+        """Label the axes, and add a legend with this many columns below the chart, or none.
 
-        The axes named in `percents`, `counts` and `thousands` ("x", "y" or both) show percentages, with decimals only
-        where they are needed, whole numbers, or large numbers.
+        The axes in `percents`, `counts` and `thousands` ("x", "y" or both) show percentages with decimals only if
+        needed, whole numbers, or large numbers.
         """
         from matplotlib import rc_context
         from matplotlib.ticker import MaxNLocator
@@ -143,7 +143,7 @@ class Drawing:
                 self.figure.legend(loc="outside lower center", ncols=legend, fontsize=9, handlelength=2.6)
 
     def finish(self, alt: str, caption: str = "") -> Chart:
-        """Render. The same drawing gives the same bytes."""
+        """Render, with reproducible bytes."""
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -151,11 +151,11 @@ class Drawing:
 
         svg, png = io.StringIO(), io.BytesIO()
         for text in self.figure.findobj(Text):
-            text.set_parse_math(False)  # a label may hold a dollar
+            text.set_parse_math(False)  # a label may contain a dollar sign
             text.set_text(clean(text.get_text()))
         with rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has it
-            # Not savefig, which lays out and draws everything twice for each format.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has other fonts
+            # Not savefig, which lays out and draws twice for each format.
             layout: Any = self.figure.get_layout_engine()
             layout.execute(self.figure)
             self.figure.set_layout_engine("none")
@@ -174,12 +174,12 @@ class Drawing:
                 _add_title(node, clean(tip))
         title = _add_title(root, clean(alt))
         whole = _to_text(root)
-        root.remove(title)  # or the browser would show it everywhere in the chart
+        root.remove(title)  # which browsers would show all over the chart
         return Chart(self.name, clean(alt), whole, png.getvalue(), _make_part(root, clean(alt)), caption)
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
-    # Several charts share a page, and matplotlib counts from one in each of them.
+    # Several charts share a page, and matplotlib numbers each from one.
     for node in root.iter():
         for key, value in node.attrib.items():
             if key == "id":
@@ -204,12 +204,12 @@ def _to_text(root: ElementTree.Element) -> str:
 
 
 def _make_part(root: ElementTree.Element, alt: str) -> str:
-    """The chart as a part of a page: its colours are variables of the page, and its size is that of its place."""
-    names = {light: name for name, (light, _) in reversed(all_colours().items())}  # the first name of a value counts
+    """The chart for embedding in a page, with CSS variables for colours and without a fixed size."""
+    names = {light: name for name, (light, _) in reversed(all_colours().items())}  # the first name of a colour wins
     paint = re.compile("|".join(names))
     for parent in list(root.iter()):
         for sheet in parent.findall(f"{{{_SVG}}}style"):
-            parent.remove(sheet)  # it would apply to the whole page; style.css has the same rules for charts
+            parent.remove(sheet)  # it would apply to the whole page; style.css has the same rules
     for key in ("width", "height"):
         root.attrib.pop(key, None)
     root.attrib.update({"aria-label": alt, "class": "chart", "role": "img", "tabindex": "0"})

@@ -1,10 +1,10 @@
-"""Classes and images: which classes gain and lose, what is taken for what, and what the models say about images."""
+"""Classes and sample images of a report: gains and losses by class, confusions, and predictions for images."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from hf_retarget.report.chart import Chart, Drawing
 from hf_retarget.report.page import COLOURS, clean
 from hf_retarget.words import percent
 
-_MANY = 30  # classes that fit into one chart; of more, the extremes are shown
-_CELLS = 20  # classes up to which every cell of the confusion matrix can be pointed at
+_MANY = 30  # maximum number of classes in a chart; of more, the extremes are shown
+_CELLS = 20  # maximum number of classes for tooltips in the confusion matrix
 _NAME = 20  # letters
 _COLUMNS = 6  # of sample images
 
@@ -26,12 +26,13 @@ KINDS = {
     "neither": "Both are wrong",
     "both": "Both are right",
 }
+"""Kinds of sample images, by which model is right."""
 _ALONE = {"neither": "The port is wrong", "both": "The port is right"}
-"""The same where there is nothing to compare with."""
+"""The labels without a model to compare with."""
 
 
 def list_classes(document: PortDocument) -> list[tuple[str, float | None, float | None]]:
-    """Each class: its name, our accuracy and theirs; first where we lead most."""
+    """Name, accuracy of the result and accuracy of the rival for each class, largest lead first."""
     mine, rival = document.result.test.per_class, document.rival
     other = rival.test.per_class if rival else [None] * len(mine)
     rows = list(zip(document.data.class_names, mine, other, strict=False))
@@ -39,7 +40,7 @@ def list_classes(document: PortDocument) -> list[tuple[str, float | None, float 
 
 
 def draw_classes(document: PortDocument) -> Chart | None:
-    """The accuracy on each class, ours and theirs."""
+    """The accuracy of the result and the rival on each class."""
     rows = [row for row in list_classes(document) if row[1] is not None]
     if not rows:
         return None
@@ -63,10 +64,12 @@ def draw_classes(document: PortDocument) -> Chart | None:
     drawing.label(f"test {document.measure} on the class", percents="x")
     alt = f"Test {document.measure} on {len(shown)} of {len(rows)} classes"
     if not them:
-        return drawing.finish(f"{alt}.", "There is nothing to compare with.")
+        return drawing.finish(f"{alt}.", "There is no model to compare with.")
     up, down = (sum(sign * ((mine or 0) - (other or 0)) > 0 for _, mine, other in rows) for sign in (1, -1))
     what = "port and fine-tuning" if document.result.role == "after" else "the port"
-    few = "" if len(rows) <= _MANY else " Shown are the 15 with the largest lead and the 15 with the largest lag."
+    few = (
+        "" if len(rows) <= _MANY else " The 15 classes with the largest lead and the 15 with the largest lag are shown."
+    )
     return drawing.finish(
         f"{alt}; {us.label} is above {them.label} on {up} of them.",
         f"On {up} of {len(rows)} classes {what} is above {them.short}, on {down} below.{few}",
@@ -74,7 +77,7 @@ def draw_classes(document: PortDocument) -> Chart | None:
 
 
 def draw_confusion(document: PortDocument) -> Chart | None:
-    """What is taken for what: each row a true class, each column what was said."""
+    """The confusion matrix: rows are true classes, columns are predicted ones."""
     from matplotlib.colors import to_rgba_array
     from matplotlib.patches import Rectangle
 
@@ -99,30 +102,29 @@ def draw_confusion(document: PortDocument) -> Chart | None:
         pixels = np.empty((*shares.shape, 4))
         pixels[...] = to_rgba_array(COLOURS["other"])[0]
         pixels[np.diag_indices(len(shares))] = to_rgba_array(COLOURS["accent"])[0]
-        pixels[..., 3] = shares**0.5  # so that rare mistakes are seen, too
+        pixels[..., 3] = shares**0.5  # so that rare mistakes are visible
         axes.imshow(pixels, interpolation="nearest")
     axes.set_xlim(-0.5, len(matrix) - 0.5)
     axes.set_ylim(len(matrix) - 0.5, -0.5)
     axes.grid(visible=False)
     axes.set_aspect("equal")
-    drawing.label("what the model says" + ("" if few else " (number of the class)"), "what it is", legend=0)
+    drawing.label("predicted class" + ("" if few else " (number)"), "true class", legend=0)
     right = sum(row[at] for at, row in enumerate(matrix)) / (sum(map(sum, matrix)) or 1)
     return drawing.finish(f"Confusion matrix of {len(matrix)} classes; {percent(right)} lies on the diagonal.")
 
 
-def list_confusions(document: PortDocument, most: int = 10) -> list[tuple[str, str, int, float]]:
-    """The most frequent mistakes: what it is, what the model says, how often, and in which share of the class."""
-    matrix, names = document.result.test.confusion or (), document.data.class_names
+def list_confusions(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[tuple[str, str, int, float]]:
+    """True class, predicted class, count and share of the true class for each confusion, most frequent first."""
     wrong = [(count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if i != j and count]
-    first = sorted(wrong, key=lambda each: (-each[0], each[1:]))[:most]
-    return [(names[i], names[j], count, count / sum(matrix[i])) for count, i, j in first]
+    ranked = sorted(wrong, key=lambda each: (-each[0], each[1:]))
+    return [(names[i], names[j], count, count / sum(matrix[i])) for count, i, j in ranked]
 
 
 # ---- single images
 
 
 def list_samples(document: PortDocument, thumbnails: Mapping[int, bytes]) -> list[dict[str, Any]]:
-    """The kinds of images, each with how many there are and those that are shown; none if no image is to be shown."""
+    """The kinds of sample images, with their counts and the images shown; empty if no image is shown."""
     facts, names = document.samples or {}, document.data.class_names
     if not thumbnails:
         return []
@@ -153,7 +155,7 @@ def _describe_image(facts: dict[str, Any], names: list[str], picture: bytes) -> 
 
 
 def draw_samples(document: PortDocument, thumbnails: Mapping[int, bytes]) -> Chart | None:
-    """All shown images on one sheet, as a file; the page shows them one by one."""
+    """All sample images on one sheet, saved as a file; the page shows them one by one."""
     from PIL import Image
 
     images = [each for each in (document.samples or {}).get("images", ()) if each["number"] in thumbnails]
@@ -177,7 +179,7 @@ def draw_samples(document: PortDocument, thumbnails: Mapping[int, bytes]) -> Cha
     axes.set_xlim(-0.55, _COLUMNS - 0.45)
     axes.set_ylim(1.5 * rows - 0.45, -0.55)
     axes.set_axis_off()
-    return drawing.finish(f"{len(images)} test images, each with its label and what the models say.")
+    return drawing.finish(f"{len(images)} test images, each with its label and the predictions of the models.")
 
 
 def _name(names: list[str], number: int) -> str:

@@ -1,4 +1,4 @@
-"""The page that puts several ports beside each other: one table, and their curves over each other."""
+"""Pages about several ports: the comparison page, and the page of `port-all`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hf_retarget import __version__
 from hf_retarget.contenders import Asked, Contender, contenders, find_contender
 from hf_retarget.names import SIDES
 from hf_retarget.report.chart import Chart, Drawing
@@ -13,16 +14,16 @@ from hf_retarget.report.page import COLOURS, clean, render
 from hf_retarget.words import duration, percent, plural
 
 Document = Mapping[str, Any]
-"""What `PortComparison.to_json` returns."""
+"""The JSON document of a comparison (or of `port-all`)."""
 Curve = Sequence[Sequence[float]]
 
 _STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 _MARKERS = ("", "o", "s", "^")
-_NAME = 30  # letters of a group's name in a chart; if one has more, the groups are numbered there
+_NAME = 30  # maximum length of group names in a chart; otherwise groups are numbered
 
 
 def describe_spread(spread: Mapping[str, Any] | None, kind: str = "percent") -> str:
-    """Mean and deviation, if there are several runs and the figure is not the same in all of them.
+    """Format mean and deviation, which is left out for a single run or if all runs agree.
 
     Example:
         >>> describe_spread({"mean": 0.61, "deviation": 0.012, "count": 3})
@@ -42,7 +43,7 @@ def describe_spread(spread: Mapping[str, Any] | None, kind: str = "percent") -> 
 
 
 def make_table(document: Document) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headings of the table, and a row for each group; its name has a number in front if the charts use it."""
+    """The columns and rows of the table of groups; names are preceded by their number if charts use it."""
     shown, rows = _shown(document), []
     for label, group in zip(_labels(document), document["groups"], strict=True):
         rows.append(
@@ -61,7 +62,7 @@ def make_table(document: Document) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 
 def list_runs(document: Document) -> list[tuple[str, ...]]:
-    """One row for each run, for spreadsheets; the first names the columns."""
+    """A table of all runs for spreadsheets; the first row names the columns."""
     beside = _beside(document)
     head = ("port", "group", "method", "top1 port", *(f"top1 {name}" for name in beside), "best step", "minibatches",
             "seconds", "port seed", "fine-tuning seed")  # fmt: skip
@@ -82,24 +83,24 @@ def list_runs(document: Document) -> list[tuple[str, ...]]:
 
 
 def _labels(document: Document) -> list[str]:
-    """What charts call the groups: their names, or numbers if a name is long."""
+    """Labels of groups in charts: their names, or numbers if a name is long."""
     names = [clean(group["name"]) for group in document["groups"]]
     return names if max(map(len, names)) <= _NAME else [str(number) for number in range(1, len(names) + 1)]
 
 
 def _beside(document: Document) -> list[str]:
-    """The contenders that are not only ports: those are compared in one column, whatever their method."""
+    """The contenders other than the ports themselves, which share one column whatever their method."""
     runs = [run for group in document["groups"] for run in group["runs"]]
     return [name for name in document["scores"] if any(name in run["top1"] and name != run["winner"] for run in runs)]
 
 
 def _shown(document: Document) -> list[str]:
-    """The contenders that have a column: those that charts show and that are compared with a port."""
+    """The contenders with a column: those in charts that are compared with a port."""
     return [name for name in _beside(document) if find_contender(name).drawn]
 
 
-def draw_comparison_page(document: Document, version: str = "") -> str:
-    """One page, without network: the table, test accuracies, and the curves of all ports over each other."""
+def draw_comparison_page(document: Document) -> str:
+    """The page of a comparison: table, test accuracies and curves of all ports."""
     shown, (columns, rows) = _shown(document), make_table(document)
     runs = [
         (
@@ -122,9 +123,8 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
         clear=clear,
         best=best if len(rows) > 1 else -1,
         colours=dict(enumerate(shown, start=3)),
-        run_colours=dict(enumerate(shown, start=3)),
-        title=f"{plural(len(runs), 'port')} beside each other",
-        version=version,
+        title=f"{plural(len(runs), 'port')} compared",
+        version=__version__,
         document=document,
         differing=[SIDES.get(name, name).replace("_", " ") for name in document["differing"]],
         columns=columns,
@@ -139,15 +139,15 @@ def draw_comparison_page(document: Document, version: str = "") -> str:
     )
 
 
-def draw_port_all_page(document: Document, version: str = "") -> str:
-    """One page about all models of `port-all`, from its summary: what to do with each, figures and links."""
+def draw_port_all_page(document: Document) -> str:
+    """The page of `port-all`: what to do with each model, figures and links."""
     models = document["models"]
     shown = list_shown(models)
     counts = Counter(each["action"] or each["status"] for each in models)
     return render(
         "port_all.html",
         title=f"{plural(len(models), 'fine-tuning')} on a new base",
-        version=version,
+        version=__version__,
         document=document,
         counts=counts.most_common(),
         columns=[find_contender(name).short for name in shown],
@@ -156,12 +156,12 @@ def draw_port_all_page(document: Document, version: str = "") -> str:
 
 
 def list_shown(models: Sequence[Document]) -> list[str]:
-    """The contenders that have a column in the table of `port-all`."""
+    """The contenders with a column in the table of `port-all`."""
     return [each.name for each in contenders() if each.drawn and any(each.name in one["top1"] for one in models)]
 
 
 def name_winner(document: Document) -> tuple[str, str, bool]:
-    """Which group is best, why in a sentence, and whether that is more than twice the deviation between runs."""
+    """The best group, the reasons, and whether its lead exceeds twice the deviation between runs."""
     ranked = sorted(document["groups"], key=lambda group: -group["port"]["mean"])
     first, plain = ranked[0], [each.name for each in contenders() if each.is_alternative]
     facts = [f"{first['name']}: {describe_spread(first['port'])} on the test images"]
@@ -177,7 +177,7 @@ def name_winner(document: Document) -> tuple[str, str, bool]:
             facts.append(f"{100 * (first['port']['mean'] - other['mean']):+.1f} points against {label}")
     ahead = lead > 2 * deviation
     if not deviation and len(ranked) > 1:
-        facts.append("there are too few runs to know their deviation")
+        facts.append("there are too few runs to estimate their deviation")
     label = first["name"] if len(first["name"]) <= _NAME else f"group {document['groups'].index(first) + 1}"
     return (
         (f"Best: {label}" if ahead or len(ranked) == 1 else "No clear winner"),
@@ -187,7 +187,7 @@ def name_winner(document: Document) -> tuple[str, str, bool]:
 
 
 def draw_scores(document: Document) -> Chart:
-    """Test accuracies of every group: a mark for the mean, a bar for the deviation, a stroke for each run."""
+    """Test accuracies by group: a marker for the mean, a bar for the deviation, a stroke for each run."""
     groups = document["groups"]
     ports = {run["winner"] for group in groups for run in group["runs"]}
     names = [name for name in document["scores"] if find_contender(name).drawn]
@@ -228,7 +228,7 @@ def draw_scores(document: Document) -> Chart:
 
 
 def draw_curves(document: Document) -> Chart:
-    """Validation accuracy along the fine-tuning, in the winner's colour: a stroke for each group, thin for a run."""
+    """Validation accuracy along the fine-tuning, in the winner's colour: thick for a group's mean, thin for a run."""
     groups = document["groups"]
     same = len({run["steps"] for group in groups for run in group["runs"]}) == 1
     drawing = Drawing("curves", 6.8, 4.0)
@@ -256,7 +256,7 @@ def draw_curves(document: Document) -> Chart:
 
 
 def draw_prices(document: Document) -> Chart | None:
-    """Validation accuracy over training images: fine-tuning after the port, against plain fine-tuning."""
+    """Validation accuracy over training images, of fine-tuning after the port and of plain fine-tuning."""
     groups = document["groups"]
     paid = [each for each in contenders() if each.is_alternative or each.after(Asked("", trains_after=True))]
     if not any(group["curves"].get(each.name) for group in groups for each in paid):
@@ -279,7 +279,7 @@ def draw_prices(document: Document) -> Chart | None:
 
 
 def _style(number: int, row: Contender) -> dict[str, Any]:
-    """How a group draws a contender: in its colour, which is the same everywhere, and with a stroke of its own."""
+    """The line style of a contender in a group: the contender's colour, and a dash pattern of the group."""
     cycle, place = divmod(number, len(_STYLES))
     return {"color": row.colours[0], "linestyle": _STYLES[place], "marker": _MARKERS[cycle % len(_MARKERS)]}
 

@@ -1,4 +1,4 @@
-"""The charts of a report, each with a sentence or two on what one sees in it, and whether it is good."""
+"""The charts of a report, each with a caption on what it shows and how to read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GROUPS = "groups of neurons, from input to output"
 
 
 def list_courses(document: PortDocument) -> list[ContenderFigures]:
-    """The contenders that take steps, or else those that try factors; what led to the winner comes first."""
+    """The contenders that take steps, or else those that try factors, starting with the one that led to the winner."""
     found = [each for each in reversed(document.table) if each.steps and each.row.drawn]
     steps = any(each.row.axis == "step" for each in found)
     axis = document.trail.row.axis if document.trail.steps else "step" if steps else "factor"
@@ -38,14 +38,14 @@ def list_courses(document: PortDocument) -> list[ContenderFigures]:
 
 
 def list_paid(document: PortDocument) -> list[ContenderFigures]:
-    """The result, what it came from, and its alternatives, where they took gradients."""
+    """The result, the winner and the alternatives, if they took gradients."""
     return [
         each for each in document.table if each.curve and (each.role in ("port", "after") or each.row.is_alternative)
     ]
 
 
 def draw_curve(document: PortDocument) -> Chart | None:
-    """Validation accuracy over the steps (or factors), for every contender that takes some."""
+    """Validation accuracy over steps or factors, for each contender that has them."""
     courses = list_courses(document)
     if not courses:
         return None
@@ -85,21 +85,21 @@ def _describe_curve(document: PortDocument) -> str:
         return ""
     if port.row.axis == "factor":
         return (
-            f"The fine-tuning is added to the new base as it is, by several factors, without gradients. Best is "
-            f"{best.far:g}: {percent(best.top1)}; guessing gives {chance}."
+            f"The fine-tuning is added to the new base as it is, with several factors, without gradients. The best "
+            f"factor is {best.far:g}: {percent(best.top1)}; guessing gives {chance}."
         )
     words = (
-        f"Each step adds a little more of the fine-tuning to the new base. The port is best at step {best.step}: "
+        f"Each step adds more of the fine-tuning to the new base. The port is best at step {best.step}: "
         f"{percent(best.top1)}; guessing gives {chance}."
     )
     if unmatched := document.unmatched:
         what, top = unmatched.row.label.partition(",")[0], percent(unmatched.validation)
-        words += f" Without matching ({what}) it gets to {top}."
+        words += f" Without matching ({what}), it reaches {top}."
         if lead := document.matching_lead:
             words += f" On the test images, the matching is worth {lead.sentence}."
     last = port.steps[-1]
     if best.top1 > last.top1 + 0.02:
-        words += f" After the best step it falls to {percent(last.top1)}, so the port stops at the best one."
+        words += f" Afterwards it falls to {percent(last.top1)}, so the port uses the best step."
     return words
 
 
@@ -108,7 +108,7 @@ def _place(step: StepFigures, axis: str) -> float:
 
 
 def draw_price(document: PortDocument) -> Chart | None:
-    """Validation accuracy over the training images that went into gradients."""
+    """Validation accuracy over the training images used for gradients."""
     paid = list_paid(document)
     if len(paid) < 2:
         return None
@@ -124,11 +124,11 @@ def draw_price(document: PortDocument) -> Chart | None:
     drawing.axes.set_xlim(-0.02 * most, 1.02 * most)
     _limit(drawing, document, [top1 for each in paid for _, top1 in each.curve])
     measure = f"validation {document.measure}"
-    drawing.label("training images that went into gradients", measure, percents="y", thousands="x")
+    drawing.label("training images used for gradients", measure, percents="y", thousands="x")
     ends = {each.name: percent(each.curve[-1][1]) for each in paid}
     words = "; ".join(f"{each.row.label} ends at {ends[each.name]}" for each in paid)
     caption, ours, plain = (
-        "The same price means: as many training images behind the gradients. ",
+        "At the same price means: with as many training images used for gradients. ",
         document.result,
         document.alternative,
     )
@@ -138,14 +138,14 @@ def draw_price(document: PortDocument) -> Chart | None:
         what = "Port and fine-tuning" if ours.role == "after" else "The port"
         caption += (
             f"{what} ends at {ends.get(ours.name, percent(ours.validation))} of the validation images, plain "
-            f"fine-tuning of the new base at {ends[plain.name]}. A port pays where its line is above that one."
+            f"fine-tuning of the new base at {ends[plain.name]}. A port pays off where its line is higher."
             + (f" Its lead on the test images is {plain.lead.sentence}." if plain.lead else "")
         )
     return drawing.finish(f"{measure.capitalize()} over the training images spent: {words}.", caption)
 
 
 def _limit(drawing: Drawing, document: PortDocument, values: Sequence[float]) -> None:
-    """Mark the accuracy of guessing, and show accuracies from 0 to a little above the best."""
+    """Mark the accuracy of guessing, and limit the y axis to just above the best."""
     style = {"color": COLOURS["muted"], "linewidth": 1.1, "linestyle": ":"}
     drawing.axes.axhline(document.chance, **style, label="chance", zorder=2)
     drawing.axes.set_ylim(0, min(1.02, max([*values, document.chance]) * 1.12 + 0.02))
@@ -155,15 +155,15 @@ def _limit(drawing: Drawing, document: PortDocument, values: Sequence[float]) ->
 
 
 def draw_gradients(document: PortDocument) -> Chart | None:
-    """How much the gradients of both sides agree, before and after matching: what the method assumes."""
+    """Cosine of the gradients of both sides, before and after matching, which tests the assumption of the method."""
     steps = {each.step: each.cosines for each in document.trail.steps if each.cosines}
     if not steps:
         return None
     drawing = Drawing("gradients", 5.0, 3.5)
     kinds = {
         "after": ("neurons matched", "o-", "accent"),
-        "unseen": ("matched without having seen them", "D:", "third"),
-        "before": ("neurons as they are", "s--", "other"),
+        "unseen": ("matched on earlier gradients", "D:", "third"),
+        "before": ("neurons not matched", "s--", "other"),
     }
     places, tips = list(steps), {float(step): f"step {step}" for step in steps}
     for key, (words, style, paint) in kinds.items():
@@ -180,7 +180,7 @@ def draw_gradients(document: PortDocument) -> Chart | None:
     last = steps[places[-1]]
     return drawing.finish(
         f"Cosine of the gradients on the old and the new base over {len(steps)} steps; at the last step "
-        f"{number(last.get('before'))} as they are and {number(last.get('after'))} matched.",
+        f"{number(last.get('before'))} unmatched and {number(last.get('after'))} matched.",
         _describe_cosines(list(steps.values())),
     )
 
@@ -191,22 +191,22 @@ def _describe_cosines(steps: list[dict[str, float | None]]) -> str:
         known = [value for each in steps[1:] or steps if (value := each.get(key)) is not None]
         means[key] = sum(known) / len(known) if known else None
     words = (
-        "The method assumes that, with the neurons matched, both networks want to learn in the same direction: "
-        "cosine 1 is the same direction, 0 is none in common. As they are: "
-        f"{number(means['before'], 2)} on average; matched: {number(means['after'], 2)}"
+        "The method assumes that, once neurons are matched, the gradients of both networks point in similar directions "
+        "(cosine 1: the same direction, 0: orthogonal). On average, the cosine is "
+        f"{number(means['before'], 2)} unmatched, {number(means['after'], 2)} matched"
     )
     if (unseen := means["unseen"]) is None:
         return f"{words}."
-    words += f", and {number(unseen, 2)} on gradients that the matching had not seen yet, the honest figure."
+    words += f", and {number(unseen, 2)} on gradients not used for matching, the unbiased figure."
     if (before := means["before"]) is None:
         return words
     return words + (
-        " Above the orange line is good." if unseen > before + 0.02 else " No better than unmatched: expect little."
+        " Above the orange line is good." if unseen > before + 0.02 else " That is no better than unmatched."
     )
 
 
 def draw_moved(document: PortDocument) -> Chart | None:
-    """The share of neurons in each group that the permutation puts elsewhere."""
+    """The share of neurons moved by the permutation in each group."""
     groups = document.matching.get("groups", ())
     if not any(group["moved"] for group in groups):
         return None
@@ -219,17 +219,15 @@ def draw_moved(document: PortDocument) -> Chart | None:
     drawing.label(_GROUPS, "share of neurons moved", percents="y", counts="x", legend=0)
     total = sum(group["neurons"] for group in groups)
     moved = sum(group["moved"] * group["neurons"] for group in groups) / total
-    caption = (
-        "Networks that were trained apart keep alike features in different places: to move most neurons is normal."
-    )
+    caption = "Independently trained networks keep similar features in different places, so most neurons usually move."
     if still := sum(not group["moved"] for group in groups):
-        caption += f" {still} of {len(groups)} groups stayed as they were."
+        caption += f" {still} of {len(groups)} groups did not change."
     alt = f"Share of moved neurons in {len(groups)} groups; {percent(moved)} of all {total:,} neurons."
     return drawing.finish(alt, caption)
 
 
 def draw_groups(document: PortDocument) -> Chart | None:
-    """How well the gradients of both sides agree in each group, before and after matching."""
+    """Cosine of the gradients of both sides in each group, before and after matching."""
     groups = document.matching.get("groups", ())
     known = {at: group for at, group in enumerate(groups, 1) if group.get("after") is not None}
     if not known:
@@ -238,7 +236,7 @@ def draw_groups(document: PortDocument) -> Chart | None:
     before, after = ([group[key] for group in known.values()] for key in ("before", "after"))
     drawing.axes.vlines(places, before, after, color=COLOURS["line"], linewidth=2.5, zorder=2)
     drawing.axes.plot(places, after, "o", color=COLOURS["accent"], label="neurons matched", zorder=4)
-    drawing.axes.plot(places, before, "s", color=COLOURS["other"], label="neurons as they are", zorder=3)
+    drawing.axes.plot(places, before, "s", color=COLOURS["other"], label="neurons not matched", zorder=3)
     drawing.axes.axhline(0, color=COLOURS["muted"], linewidth=0.8)
     drawing.columns({at: _describe_group(group) for at, group in known.items()})
     _show_all(drawing, len(groups))
@@ -248,9 +246,9 @@ def draw_groups(document: PortDocument) -> Chart | None:
     return drawing.finish(
         f"Cosine of the matched gradients in {len(known)} groups: on average {means[0]:.2f} before, "
         f"{means[1]:.2f} after.",
-        "Where the blue dot is far above the orange square, matching found neurons that learn alike. Most was gained "
-        f"in {best['name']}: {number(best['before'], 2)} → {number(best['after'], 2)}. "
-        "Neighbouring groups share tensors, and so the credit.",
+        "Where the blue dot is far above the orange square, matching found neurons with similar gradients. The "
+        f"largest gain is in {best['name']}: {number(best['before'], 2)} → {number(best['after'], 2)}. "
+        "Neighbouring groups share tensors, and so their gains.",
     )
 
 
@@ -284,18 +282,18 @@ def draw_sweeps(document: PortDocument) -> Chart | None:
     return drawing.finish(
         f"The objective at step {best.step} rises from {percent(shares[0])} to {percent(shares[-1])} of a perfect "
         f"match in {len(best.objectives)} sweeps.",
-        f"The search at step {best.step} went over all groups until nothing improved: {best.sweeps} sweeps. "
-        "100% would mean that every neuron has an exact twin, which no two networks have.",
+        f"The search at step {best.step} swept over all groups until nothing improved, {best.sweeps} times. "
+        "100% would mean that every neuron has an exact counterpart, which no two networks have.",
     )
 
 
 def draw_batchnorm(document: PortDocument) -> Chart | None:
-    """The average variance that each BatchNorm layer expects, before and after the reset."""
+    """The average variance in each BatchNorm layer, before and after the reset."""
     layers = document.batchnorm.get("statistics")
     if not layers:
         return None
     drawing = Drawing("batchnorm", 5.0, 3.5)
-    sides = {"before": ("as the new base had it", "s--", "other"), "after": ("after the reset", "o-", "accent")}
+    sides = {"before": ("in the new base", "s--", "other"), "after": ("after the reset", "o-", "accent")}
     for side, (words, style, paint) in sides.items():
         values = [each[side]["variance"] for each in layers.values()]
         drawing.axes.plot(range(1, len(layers) + 1), values, style, color=COLOURS[paint], label=words)
@@ -314,8 +312,8 @@ def draw_batchnorm(document: PortDocument) -> Chart | None:
     drawing.label("BatchNorm layers, from input to output", "average variance", counts="x")
     return drawing.finish(
         f"Average variance of {len(layers)} BatchNorm layers before and after the reset.",
-        f"The ported network gets statistics of its own, from {document.batchnorm['batches']} minibatches. Where the "
-        "lines part, the statistics of the new base would no longer have fitted; that they part is normal.",
+        f"The statistics of the ported network were estimated on {document.batchnorm['batches']} minibatches. Where "
+        "the lines differ, which is normal, those of the new base no longer fit.",
     )
 
 
@@ -327,7 +325,7 @@ def _figure(value: float | None) -> str:
 
 
 def draw_time(document: PortDocument) -> Chart | None:
-    """Seconds by stage."""
+    """The time of each stage."""
     if not document.seconds:
         return None
     names = _STAGES | {each.name: each.label for each in contenders()}
@@ -345,4 +343,4 @@ def draw_time(document: PortDocument) -> Chart | None:
     drawing.axes.grid(visible=False, axis="y")
     drawing.label("seconds", legend=0)
     total = duration(sum(document.seconds.values()))
-    return drawing.finish(f"{total} in all; most of it, {duration(stages[0][1])}, for {labels[0]}.")
+    return drawing.finish(f"{total} in total, of which {duration(stages[0][1])} for {labels[0]}.")

@@ -1,4 +1,4 @@
-"""Pages from templates, each one file that needs no network, and the colours of all pages, pictures and charts."""
+"""Rendering of self-contained HTML pages from templates, and the colours of pages, pictures and charts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# XML forbids most control characters even when escaped; a label may still contain them.
+# XML forbids most control characters even when escaped, but labels may contain them.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def render(template: str, /, **values: Any) -> str:
-    """Fill in a template of `templates/`. All values are escaped, except an SVG of this package marked as `safe`.
+    """Render a template of `templates/`. All values are escaped, except SVG marked as `safe`.
 
     Example:
         >>> "<title>a &lt; b</title>" in render("base.html", title="a < b")
@@ -44,7 +44,7 @@ def _environment() -> Environment:
 
 
 def clean(text: str, longest: int | None = None) -> str:
-    """Text for pictures and pages: without control characters, and if it is too long, only its beginning and end.
+    """Remove control characters from a text, and shorten it in the middle if it is too long.
 
     Example:
         >>> clean("a very long name", longest=9)
@@ -67,7 +67,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "muted": ("#5b6472", "#a3acba"),
     "line": ("#c3c9d3", "#465061"),
     "link": ("#1d4ed8", "#93c5fd"),
-    # charts that compare no models: what counts, what it is compared with, and a third
+    # charts that do not compare models: the subject, its comparison, and a third series
     "accent": ("#2563eb", "#60a5fa"),
     "other": ("#c2410c", "#fb923c"),
     "third": ("#7c3aed", "#b794f6"),
@@ -75,7 +75,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "good": ("#15803d", "#4ade80"),
     "bad": ("#b91c1c", "#f87171"),
     "open": ("#a16207", "#facc15"),
-    # groups of neurons: by role, in four shades that tell neighbours apart
+    # groups of neurons: by role, in four shades to distinguish neighbours
     "stream0": ("#2563eb", "#60a5fa"),
     "stream1": ("#0891b2", "#22d3ee"),
     "stream2": ("#4f46e5", "#818cf8"),
@@ -92,25 +92,25 @@ PALETTE: dict[str, tuple[str, str]] = {
     "head1": ("#a855f7", "#c084fc"),
     "head2": ("#d946ef", "#e879f9"),
     "head3": ("#8b5cf6", "#8b7bf0"),
-    # groups by what matching gained in them
+    # groups of neurons: by the gain from matching
     "gain0": ("#94a3b8", "#64748b"),
     "gain1": ("#f59e0b", "#b45309"),
     "gain2": ("#ea580c", "#fb923c"),
     "gain3": ("#c026d3", "#e879f9"),
     "gain4": ("#4f46e5", "#a5b4fc"),
-    # other parts of the picture of a graph
+    # other parts of a graph picture
     "lead": ("#9aa3b2", "#667085"),
     "pin": ("#8b93a1", "#7d8694"),
     "box": ("#f3ecff", "#271f3a"),
 }
-"""Name -> (light, dark). Every page has these as CSS variables (``var(--accent)``), from ``templates/palette.css``.
+"""Name -> (light, dark). Pages define these as CSS variables (``var(--accent)``) in ``templates/palette.css``.
 
-A chart is painted with the light value; in a page it becomes the variable of the first name that has this value.
+Charts use the light value; in a page it becomes the variable of the first name with this value.
 """
 
 COLOURS = {name: light for name, (light, _) in PALETTE.items()}
 
 
 def all_colours() -> dict[str, tuple[str, str]]:
-    """The colours of all contenders, under their names, and the palette."""
+    """The colours of all contenders by name, and the palette."""
     return {each.name: each.colours for each in contenders()} | PALETTE

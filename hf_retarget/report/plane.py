@@ -1,4 +1,4 @@
-"""Pictures and pages of what is between models: curves along a line, contours over a plane."""
+"""Pictures and pages of `plane`: curves along a line, contours over a plane."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PANELS = {"top1": "accuracy", "loss": "loss"}
-_NAME = 28  # letters of a model's name in the picture
-_INK, _PAPER = "#202020", "#fdfdfd"  # on top of contours, whose colours are the same on light and dark screens
-_CELLS = 400  # tooltips in a panel, at most: more make a heavy page
+_NAME = 28  # maximum length of a model's name in the picture
+_INK, _PAPER = "#202020", "#fdfdfd"  # on contours, whose colours are the same on light and dark screens
+_CELLS = 400  # maximum number of tooltips in a panel, to limit the size of the page
 _LEVELS = 12
-_SQUARE = 0.35  # sides whose ratio is beyond this are drawn to different scales, or the picture would be a strip
-_WORST = 3.0  # times the range of losses among the models that the colours of the loss tell apart
+_SQUARE = 0.35  # minimum ratio of the sides for equal scales; otherwise the picture would be a strip
+_WORST = 3.0  # range of the loss colours, as a multiple of the range among the models
 
 Figures = Mapping[str, Any]
 
 
 def draw_plane(figures: Figures) -> Chart:
-    """The picture of plane.json: accuracy and loss, with the models marked and named."""
+    """Draw accuracy and loss of plane.json, with the models marked and named."""
     return _draw_line(figures) if figures["kind"] == "line" else _draw_contours(figures)
 
 
 def describe_plane(figures: Figures) -> str:
-    """What there is to see, in a sentence or two.
+    """Describe the picture in a sentence.
 
     Example:
         >>> model = {"name": "a", "top1": 0.5, "loss": 1.0}
@@ -132,7 +132,7 @@ def _fill(drawing: Drawing, axes: Axes, figures: Figures, values: list[list[floa
         levels = _rising(list(map(float, MaxNLocator(_LEVELS).tick_values(min(scores), max(scores)))))
     colours, words = ("viridis_r", "{:.4g}") if key == "loss" else ("viridis", "{:.3g}%")
     extend: Literal["max", "neither"] = "max" if key == "loss" else "neither"
-    worst = max(levels) * 2 + 1  # a loss that is no number is worse than any number
+    worst = max(levels) * 2 + 1  # a loss that is not finite is worse than any number
     table = [[worst if value is None else min(value, worst) for value in row] for row in values]
     grid = figures["grid"]["x"], figures["grid"]["y"], table, levels
     filled = axes.contourf(*grid, cmap=colours, norm=BoundaryNorm(levels, 256, extend=extend), extend=extend)
@@ -145,7 +145,7 @@ def _fill(drawing: Drawing, axes: Axes, figures: Figures, values: list[list[floa
 
 
 def _loss_levels(figures: Figures) -> list[float]:
-    """Dense where the loss is low, as Garipov et al. draw it: how bad a bad loss is does not matter."""
+    """Levels that are dense where the loss is low, as in Garipov et al.: high losses need no detail."""
     losses = sorted(each["loss"] for each in figures["points"] if each["loss"] is not None) or [1.0]
     low = losses[0]
     known = [each["loss"] for each in figures["models"] if each["loss"] is not None]
@@ -157,7 +157,7 @@ def _loss_levels(figures: Figures) -> list[float]:
 
 
 def _rising(levels: list[float]) -> list[float]:
-    """Each level once, and at least two."""
+    """Sort levels, remove duplicates, and ensure at least two."""
     once = sorted(set(levels))
     return once if len(once) > 1 else [once[0] - 0.01, once[0] + 0.01]
 
@@ -210,33 +210,25 @@ def _add_cells(drawing: Drawing, axes: Axes, figures: Figures, points: Mapping[t
 _MARKS = ("<!-- plane -->", "<!-- end of plane -->")
 _OLD = re.compile(f"{_MARKS[0]}.*?{_MARKS[1]}\n?", re.DOTALL)
 _BEFORE = re.compile(r'<section id="(?:classes|images|cost|origin)">|</main>')
-"""Where the section goes: after what moved, before the first of these that the report has."""
+"""The section is inserted before the first of these."""
 _CONTENTS = '<li><a href="#moved">What moved</a></li>\n'
 _ENTRY = f'{_MARKS[0]}<li><a href="#plane">Between models</a></li>{_MARKS[1]}\n'
 
 
 def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
-    """plane.html: the picture with tooltips, the models, and what was done; it needs no network."""
+    """Render plane.html, with the picture, the models and the method."""
     return render("plane.html", **_values(figures, chart or draw_plane(figures)))
 
 
-def add_plane(html: str, figures: Figures) -> str | None:
-    """A report with a section about a plane, which replaces an earlier one; None if it is not a report of a port."""
-    bare = _OLD.sub("", html)
+def show_in_report(report: Path, figures: Figures) -> None:
+    """Add a section with the picture to the report of a port, replacing an earlier one."""
+    bare = _OLD.sub("", read_bytes(report, MAX_DOCUMENT_BYTES).decode())
     place = _BEFORE.search(bare)
     if place is None:
-        return None
+        raise RetargetError(f"'{report}' is not the report of a port; nothing was added")
     section = f"{_MARKS[0]}\n{render('plane_section.html', **_values(figures, draw_plane(figures)))}\n{_MARKS[1]}\n"
     page = bare[: place.start()] + section + bare[place.start() :]
-    return page.replace(_CONTENTS, _CONTENTS + _ENTRY, 1)
-
-
-def show_in_report(report: Path, figures: Figures) -> None:
-    """Put the picture into the report of a port, in place of an earlier one."""
-    page = add_plane(read_bytes(report, MAX_DOCUMENT_BYTES).decode(), figures)
-    if page is None:
-        raise RetargetError(f"'{report}' is no report of a port; nothing was added to it")
-    write_text(report, page)
+    write_text(report, page.replace(_CONTENTS, _CONTENTS + _ENTRY, 1))
 
 
 def _values(figures: Figures, chart: Chart) -> dict[str, Any]:

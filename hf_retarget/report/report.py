@@ -1,4 +1,4 @@
-"""The report of a port: one page that tells a stranger within a minute what happened, and the figures as files."""
+"""The report of a port: one self-contained page, and its figures as files."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hf_retarget.report.page import render
 from hf_retarget.words import duration, number, percent, plural, size
 
 Row = tuple[str, ...]
+_CONFUSIONS = 10  # maximum number of rows
 
 _CHARTS: tuple[Callable[[PortDocument], Chart | None], ...] = (
     figures.draw_curve,
@@ -37,7 +38,7 @@ _CHARTS: tuple[Callable[[PortDocument], Chart | None], ...] = (
 
 @dataclass(frozen=True)
 class Report:
-    """A page, its figures as files, and what could not be drawn."""
+    """A page, its figures, and what could not be drawn."""
 
     html: str = field(repr=False)
     charts: tuple[Chart, ...] = field(repr=False)
@@ -56,9 +57,9 @@ class Report:
 def compose_report(
     document: PortDocument, thumbnails: Mapping[int, bytes] | None = None, graph: str | None = None
 ) -> Report:
-    """The report of a port, from what port.json says, small test images, and the permutation graph as SVG.
+    """Compose the report of a port from its document, thumbnails of test images, and the permutation graph as SVG.
 
-    A chart that cannot be drawn is left out and named: the page appears in any case.
+    A chart that cannot be drawn is left out and listed in `problems`.
     """
     problems: list[str] = []
     charts: dict[str, Chart | None] = {}
@@ -66,7 +67,7 @@ def compose_report(
     for name, draw in (drawings | {"samples": partial(classes.draw_samples, document, thumbnails or {})}).items():
         try:
             charts[name] = draw()
-        except Exception as error:  # a picture is no reason to lose a port; that it is missing is said
+        except Exception as error:  # a chart must not fail a port; the report lists the problem
             charts[name] = None
             problems.append(f"{name}: {type(error).__name__}: {error}")
     mark, verdict, kind = split_verdict(document.verdict)
@@ -86,7 +87,9 @@ def compose_report(
         charts=charts,
         class_columns=("class", *(each.row.label for each in models)),
         classes=[(name, *map(percent, shares[: len(models)])) for name, *shares in classes.list_classes(document)],
-        confusions=classes.list_confusions(document),
+        confusions=classes.list_confusions(document.result.test.confusion or (), document.data.class_names)[
+            :_CONFUSIONS
+        ],
         samples=classes.list_samples(document, thumbnails or {}),
         inputs=list_inputs(document),
         options=_flatten(document.recipe, ""),
@@ -97,7 +100,7 @@ def compose_report(
 
 
 def compose_summary(document: PortDocument) -> str:
-    """The page of a port for which nothing was scored on images."""
+    """The report of a port without images."""
     mark, verdict, kind = split_verdict(document.verdict)
     text = document.text
     return render(
@@ -114,7 +117,7 @@ def compose_summary(document: PortDocument) -> str:
 
 
 def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
-    """The label of a contender in a table of results, with what was chosen for it, its best step or its price."""
+    """The label of a contender in a table of results, with its detail, best step or price."""
     if figures.detail:
         return f"{figures.row.label} ({figures.detail})"
     if figures.best_step:
@@ -125,16 +128,11 @@ def describe_result(figures: ContenderFigures, document: PortDocument) -> str:
     )
 
 
-def describe_flips(figures: ContenderFigures) -> str:
-    """Test images lost and won against the tuned model: `12 / 3`."""
-    return "–" if figures.flips is None else "{:,} / {:,}".format(*figures.flips)
-
-
-# ---- what is no picture: verdict, scores, steps, inputs, options
+# ---- texts and tables: verdict, scores, steps, inputs, options
 
 
 def split_verdict(verdict: str) -> tuple[str, str, str]:
-    """The verdict as a mark, the rest of the sentence, and whether it is good, bad or open.
+    """Split the verdict into its headline and the facts, and classify it as good, bad or open.
 
     Example:
         >>> split_verdict("Not worth it: 60.0% of 400 test images.")
@@ -146,39 +144,30 @@ def split_verdict(verdict: str) -> tuple[str, str, str]:
 
 
 def list_facts(document: PortDocument) -> list[tuple[str, str, str]]:
-    """The test accuracies to see first: figure, words, and whose colour."""
+    """The key test accuracies: figure, label, and name of the colour."""
     order = sorted(document.table, key=lambda each: (each.role != "after", each.role != "port"))
     shown = [each for each in order if each.row.drawn and (each.role != PORT or each.name == document.winner)]
     return [(percent(each.test.top1), each.row.label, each.name) for each in shown]
 
 
 def tabulate_tests(document: PortDocument) -> tuple[Row, list[Row]]:
-    """All test scores: the headings, and a row for each contender."""
-    also = document.also
-    columns = (
-        "on the test images",
-        "top-1" if document.labelled else "agreement",
-        *((f"top-1, {also.name}",) if also else ()),
-        *("top-5", "loss", "validation", "flips − / +", "price"),
-    )
-    rows = [
-        (
-            describe_result(each, document),
-            percent(each.test.top1),
-            *((percent(each.also.top1 if each.also else None),) if also else ()),
-            percent(each.test.top5),
-            number(each.test.loss),
-            percent(each.validation),
-            describe_flips(each),
-            f"{each.price:,.0f}",
-        )
-        for each in document.table
-    ]
-    return columns, rows
+    """Columns and rows of the table of test scores."""
+    table, also = document.table, document.also
+    columns = {
+        "on the test images": [describe_result(each, document) for each in table],
+        "top-1" if document.labelled else "agreement": [percent(each.test.top1) for each in table],
+        **({f"top-1, {also.name}": [percent(each.also.top1 if each.also else None) for each in table]} if also else {}),
+        "top-5": [percent(each.test.top5) for each in table],
+        "loss": [number(each.test.loss) for each in table],
+        "validation": [percent(each.validation) for each in table],
+        "flips −/+": ["–" if each.flips is None else "{:,} / {:,}".format(*each.flips) for each in table],
+        "price": [f"{each.price:,.0f}" for each in table],
+    }
+    return tuple(columns), list(zip(*columns.values(), strict=True))
 
 
 def tabulate_steps(document: PortDocument) -> tuple[Row, list[Row]]:
-    """All steps of the port, and of what it is compared with: the headings, and a row for each."""
+    """Columns and rows of the table of steps, of the port and the contenders it is compared with."""
     others = [each for each in figures.list_courses(document) if each is not document.trail]
     courses = [{step.step: step.top1 for step in each.steps} for each in others]
     rows = [
@@ -198,7 +187,7 @@ def tabulate_steps(document: PortDocument) -> tuple[Row, list[Row]]:
 
 
 def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
-    """What went in: models, their revisions and hashes, images; and what made the result."""
+    """The inputs (models with revisions and hashes, images) and the environment."""
     rows = []
     for side, each in document.models.items():
         lines = [each.name, each.architecture]
@@ -211,13 +200,13 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
         told = [data.name, f"{data.classes} classes; images: {images}", data.made, f"fingerprint {data.fingerprint}"]
         rows.append(("images", "\n".join([*told, *([f"revision {data.revision}"] if data.revision else [])])))
         rows.append(("head", f"{document.head['policy']} ({document.head['why']})"))
-        rows.append(("aimed at", document.targets))
+        rows.append(("targets", document.targets))
     if document.relation:
         rows.append(("bases", document.relation.sentence))
     if document.gates:
-        words = {None: "could not be seen", "": "fine"}
+        words = {None: "could not be checked", "": "fine"}
         lines = [f"{each.looks_at}: {words.get(each.found, each.found)}" for each in document.gates]
-        rows.append(("looked at first", "\n".join(lines)))
+        rows.append(("checks", "\n".join(lines)))
     if graph:
         checked = (graph.get("check") or {}).get("verdict", "not checked")
         rows.append(("permutation graph", f"{graph['groups']} groups; {checked}\nfingerprint {graph['fingerprint']}"))
@@ -230,7 +219,7 @@ def list_inputs(document: PortDocument) -> list[tuple[str, str]]:
 
 
 def _flatten(value: Any, name: str) -> list[Row]:
-    """Every field of a recipe that says something."""
+    """All non-empty fields of a recipe."""
     if isinstance(value, dict):
         return [row for key, each in value.items() for row in _flatten(each, f"{name}.{key}" if name else str(key))]
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

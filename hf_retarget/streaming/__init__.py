@@ -1,1 +1,1 @@
-"""Models of any kind and size as files: read in blocks, summed tensor by tensor, and written shard by shard."""
+"""Streamed ports of models of any kind and size: read in blocks, summed by tensor, and written shard by shard."""

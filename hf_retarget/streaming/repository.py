@@ -1,6 +1,6 @@
-"""One side of a streamed port: a folder with safetensors weights, on this machine or on the Hub, read in blocks.
+"""One side of a streamed port: a local folder or Hub repository with safetensors weights, read in blocks.
 
-The tuned model may be a LoRA adapter of the old base, whose factors are multiplied as they are read.
+The tuned model may be a LoRA adapter of the old base, whose factors are multiplied on reading.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, COMPANIONS,
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
 HEAD_ENTRIES = ("id2label", "label2id", "num_labels", "num_classes", "label_names", "label_descriptions")
-"""Entries of a configuration about the head, which is the tuned model's."""
+"""Configuration entries about the head, which is taken from the tuned model."""
 
 
 @dataclass(frozen=True, eq=False)
 class Repository:
-    """A folder of weights with its configuration and what else belongs to a model."""
+    """A folder of weights with its configuration and companion files."""
 
     reference: str
     folder: Path
@@ -44,14 +44,14 @@ class Repository:
     tensors: Mapping[str, StoredTensor]
     config: Mapping[str, Any]
     card: Mapping[str, Any]
-    """The metadata of its README.md."""
+    """Metadata of its README.md."""
     hub: HubModel | None = None
     is_adapter: bool = False
     notes: tuple[str, ...] = ()
 
     @property
     def facts(self) -> ModelFacts:
-        """What port.json says of it, besides hashes."""
+        """Its entry in port.json, without hashes."""
         licence = find_licence(self.card)
         return ModelFacts(
             reference=self.reference,
@@ -68,7 +68,7 @@ class Repository:
 
     @cached_property
     def kind(self) -> str:
-        """The type of most of its numbers."""
+        """The dtype of most of its numbers, as safetensors names it."""
         numbers: Counter[str] = Counter()
         for each in self.tensors.values():
             if each.kind in FLOATS:
@@ -77,20 +77,20 @@ class Repository:
 
     @property
     def vocabulary(self) -> int | None:
-        """How many rows a table of tokens has, according to the configuration."""
+        """The vocabulary size according to the configuration."""
         inner = self.config.get("text_config")
         found = self.config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
         return found if isinstance(found, int) else None
 
     @cached_property
     def tables(self) -> tuple[str, ...]:
-        """The matrices with a row for each token: embeddings, and an output layer that is not tied to them."""
+        """Matrices with a row for each token: embeddings, and an untied output layer."""
         found = (name for name, each in self.tensors.items() if len(each.shape) == 2)
         return tuple(name for name in found if self.tensors[name].shape[0] == self.vocabulary)
 
     @property
     def architecture(self) -> str:
-        """What its configuration calls it."""
+        """The architecture according to its configuration."""
         named = self.config.get("architectures")
         first = named[0] if isinstance(named, list) and named else self.config.get("architecture")
         return str(first or self.config.get("model_type") or "unknown architecture")
@@ -102,34 +102,36 @@ class Repository:
 
     @property
     def classes(self) -> int:
-        """How many classes it has, if it is a classifier."""
+        """Number of classes of a classifier, else 0."""
         count, labels = self.config.get("num_classes", self.config.get("num_labels")), self.config.get("id2label")
         return count if isinstance(count, int) else len(labels) if isinstance(labels, dict) else 0
 
     @property
     def companions(self) -> dict[str, Path]:
-        """Tokenizer, generation configuration and the like; a link out of the folder is not followed."""
+        """Tokenizer, generation configuration and similar files; links that leave the folder are refused."""
         found = {name: self.folder / name for name in COMPANIONS if (self.folder / name).is_file()}
         for name, path in found.items() if self.hub is None else ():
             inside = self.folder.parent.parent if is_cached(path) else self.folder  # the cache links to its blobs
             if not path.resolve().is_relative_to(inside.resolve()):
-                raise ModelError(f"'{name}' in '{self.reference}' is a link to elsewhere; put the file itself there")
+                raise ModelError(
+                    f"'{name}' in '{self.reference}' is a link out of the folder; put the file itself there"
+                )
         return found
 
     @cached_property
     def tokens(self) -> Mapping[int, str] | None:
-        """The token of each row, as its tokenizer.json tells; None if it has none."""
+        """The token of each row according to tokenizer.json; None without that file."""
         return None if self._words is None else self._words[0] | self._words[1]
 
     @cached_property
     def trained_tokens(self) -> Mapping[int, str]:
-        """Those that were not added to the vocabulary afterwards, as special tokens are."""
+        """Tokens without those added to the vocabulary later, such as special tokens."""
         words, added = self._words or ({}, {})
         return {row: word for row, word in words.items() if row not in added}
 
     @cached_property
     def _words(self) -> tuple[dict[int, str], dict[int, str]] | None:
-        """Of tokenizer.json, only the tokens are kept: their merges take ten times the room."""
+        """The original and the added tokens of tokenizer.json, without merges, which take ten times the memory."""
         if TOKENIZER not in self.companions:
             return None
         try:
@@ -159,11 +161,11 @@ def open_repository(
     base: Repository | None = None,
     force_base: bool = False,
 ) -> Repository:
-    """Find the files of a model; `place` is an empty folder for what has to be written first.
+    """Find the files of a model; `place` is an empty folder for temporary files.
 
-    With `peek`, only configuration, headers and `companions` of a model on the Hub are fetched. A model from Python, a
-    file with `arch` or a pickle is saved as a folder, which then is read like any other. An adapter is read as what it
-    makes of `base`; `force_base`: also if it names another one.
+    With `peek`, only configuration, headers and `companions` are fetched from the Hub. A module, a file with `arch`
+    and a pickle are first saved as a folder. An adapter is combined with `base`; with `force_base`, even if it names a
+    different one.
     """
     text = str(reference)
     folder = Path(text.removeprefix("local-dir:")).expanduser()
@@ -202,12 +204,12 @@ def _read(reference: str, folder: Path, files: list[Path], hub: HubModel | None)
 # ---- adapters
 
 _TURNED = ("gpt2", "openai-gpt")
-"""Models whose matrices are transposed, which PEFT notes for the last of them only."""
+"""Models with transposed matrices, which PEFT records only for the last matrix."""
 
 
 @dataclass(frozen=True)
 class AdaptedTensor(StoredTensor):
-    """A tensor of the old base, and what an adapter adds to it: two factors and a number, multiplied as it is read."""
+    """A tensor of the old base plus a scaled product of two adapter factors, computed on reading."""
 
     base: StoredTensor
     down: StoredTensor
@@ -215,7 +217,7 @@ class AdaptedTensor(StoredTensor):
     factor: float
 
     def read(self, start: int = 0, count: int | None = None) -> Tensor:
-        """Some of its numbers, in float32."""
+        """Read some of its numbers in float32."""
         count = self.numbers - start if count is None else count
         rank, width = self.down.shape[0], self.numbers // self.shape[0]
         first, last = start // width, -(-(start + count) // width)
@@ -225,9 +227,9 @@ class AdaptedTensor(StoredTensor):
 
 
 def _adapt(reference: str, folder: Path, hub: HubModel | None, base: Repository | None, force_base: bool) -> Repository:
-    """The old base with a LoRA adapter of it, and with the modules that the adapter holds whole."""
+    """Combine the old base with a LoRA adapter, including modules the adapter holds in full."""
     if base is None:
-        raise ModelError(f"'{reference}' is an adapter, and no whole model; only the tuned model (--src-ft) may be one")
+        raise ModelError(f"'{reference}' is an adapter, not a full model; only the tuned model (--src-ft) may be one")
     files = (folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG)
     if not files[0].is_file():
         raise ModelError(no_adapter_weights(reference))
@@ -246,7 +248,7 @@ def _adapt(reference: str, folder: Path, hub: HubModel | None, base: Repository 
     plain = options["peft_type"] == "LORA" and not options.get("use_dora") and not turned
     if not plain or any(each.keys() != {"A.weight", "B.weight"} for each in layers.values()):
         raise ModelError(
-            f"'{reference}' is no plain LoRA adapter, and without images no other is read: merge it with PEFT "
+            f"'{reference}' is not a plain LoRA adapter, the only kind supported without images: merge it with PEFT "
             "(merge_and_unload), and give the merged model"
         )
     for layer, parts in layers.items():
@@ -269,7 +271,7 @@ def _adapt(reference: str, folder: Path, hub: HubModel | None, base: Repository 
 
 
 def _describe_adapted(base: Repository, tensors: Mapping[str, StoredTensor], folder: Path) -> dict[str, Any]:
-    """The configuration of a base with an adapter, which may have given it another head or another vocabulary."""
+    """The configuration of a base with an adapter, which may change the head or the vocabulary."""
     config = dict(base.config)
     for name, old in base.tensors.items():
         rows = tensors[name].shape[:1]
@@ -282,7 +284,7 @@ def _describe_adapted(base: Repository, tensors: Mapping[str, StoredTensor], fol
 
 
 def _find_place(base: Repository, name: str, reference: str) -> StoredTensor:
-    """The tensor of a base that an adapter changes; where an output layer is tied to the embeddings, those."""
+    """The tensor of a base that an adapter changes; for an output layer tied to the embeddings, the embeddings."""
     place = base.tensors.get(name) or (base.tensors[base.tables[0]] if len(base.tables) == 1 else None)
     if place is None or (name not in base.tensors and "head" not in name):
         raise ModelError(f"'{reference}' changes '{name}', which '{base.reference}' does not have; is that its base?")
@@ -290,12 +292,12 @@ def _find_place(base: Repository, name: str, reference: str) -> StoredTensor:
 
 
 def _choose(options: Mapping[str, Any], pattern: str, usual: str, layer: str) -> Any:
-    """The rank or alpha of a layer, as PEFT chooses it; PEFT's own default for both is 8."""
+    """The rank or alpha of a layer, chosen as in PEFT, which defaults to 8 for both."""
     known = options.get(pattern) or {}
     key = next((each for each in known if re.match(rf"(.*\.)?({each})$", layer)), None)
     return known[key] if key is not None else options.get(usual, 8)
 
 
 def sample_side(side: Repository, names: Collection[str]) -> Mapping[str, Tensor]:
-    """Some numbers of some of these tensors; of an adapter, there is no sample."""
+    """Sample numbers from these tensors; empty for an adapter."""
     return {} if side.is_adapter else sample_weights(side.files, side.hub, names)

@@ -1,4 +1,4 @@
-"""The weights of a streamed port: divided into files, each written as its numbers are made."""
+"""The weight files of a streamed port, written while their numbers are computed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hf_retarget.streaming.sums import Sum
 from hf_retarget.words import size
 
 LARGEST = 5_000_000_000
-"""Bytes of a file, at most, unless a single tensor has more; smaller if the shards of the new base are."""
+"""Maximum bytes of a file, unless a single tensor is larger; less if the shards of the new base are smaller."""
 
 
 def plan_shards(sums: Iterable[Sum], like: Repository) -> dict[str, list[Sum]]:
-    """The files of the result, each with its tensors; timm reads only one."""
+    """Divide the tensors into files; timm reads only a single file."""
     known = {each.name: each for each in sums}
     most = LARGEST
     if like.library == "timm":
@@ -38,15 +38,17 @@ def plan_shards(sums: Iterable[Sum], like: Repository) -> dict[str, list[Sum]]:
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """PortError if the disk of a folder that is to be made has too little room."""
+    """Raise PortError if the disk of a new folder has too little space."""
     place = next(each for each in (folder, *folder.parents) if each.exists())
     if (free := shutil.disk_usage(place).free) < needed:
-        raise PortError(f"the result takes {size(needed)}, and '{place}' has {size(free)} left; name another folder")
+        raise PortError(
+            f"the result takes {size(needed)}, but '{place}' has only {size(free)} left; name another folder"
+        )
 
 
 def write_shard(path: Path, sums: Iterable[Sum], alpha: float, update: float) -> None:
-    """Write one file, block by block; it is there when it is whole."""
-    ordered = sorted(sums, key=lambda each: (-_width(each), each.name))  # aligned, as safetensors itself writes them
+    """Write one file atomically, block by block."""
+    ordered = sorted(sums, key=lambda each: (-_width(each), each.name))  # aligned as safetensors does
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for each in ordered:
@@ -65,7 +67,7 @@ def _width(one: Sum) -> int:
 
 
 def merge_adapter(side: Repository, base: Repository, folder: Path) -> None:
-    """Write a tuned model that is an adapter as a whole one, in the type of its base."""
+    """Write an adapter merged into its base, in the dtype of the base."""
     kinds = {name: base.kind if each.kind in FLOATS else each.kind for name, each in side.tensors.items()}
     sums = [Sum(name, kinds[name], each.shape, (None, each, None), 0, "tuned") for name, each in side.tensors.items()]
     shards = plan_shards(sums, base)
@@ -76,7 +78,7 @@ def merge_adapter(side: Repository, base: Repository, folder: Path) -> None:
 
 
 def write_index(folder: Path, shards: dict[str, list[Sum]]) -> None:
-    """Write the index of the shards, if there are several."""
+    """Write the index of several shards."""
     if len(shards) > 1:
         places = {each.name: file for file, sums in shards.items() for each in sums}
         total = sum(each.size for sums in shards.values() for each in sums)

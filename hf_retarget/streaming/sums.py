@@ -1,4 +1,4 @@
-"""How each tensor of a streamed port is made from those of three models, and when that makes no sense."""
+"""How each tensor of a streamed port is computed from those of three models, and what rules a port out."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ Sides = Mapping[str, Repository]
 """source, tuned and target."""
 
 BLOCK = 1 << 19
-"""Numbers of a tensor that are in memory at once, on each side."""
+"""Numbers of a tensor held in memory at once, per model."""
 _SAMPLE, _SAMPLES = 1 << 13, 1 << 22
-"""Numbers that are read of a tensor to see how it is related, and of all tensors together."""
+"""Numbers sampled to measure the relation: from one tensor, and in total."""
 _NAMED = 8
-"""Tensors or tokens that a note names."""
+"""Maximum number of tensors or tokens named in a note."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """One tensor of the result: numbers that are summed, and after them numbers of one side as they are."""
+    """One tensor of the result: numbers that are summed, followed by numbers copied from one model."""
 
     name: str
     kind: str
-    """The type of its numbers, as safetensors calls it."""
+    """The dtype of its numbers, as safetensors names it."""
     shape: tuple[int, ...]
     parts: tuple[StoredTensor | None, StoredTensor | None, StoredTensor | None]
     """The tensors of the old base, the tuned model and the new base."""
     common: int
-    """How many numbers are summed."""
+    """Count of numbers that are summed."""
     rest: str = "target"
-    """The side of the others."""
+    """The model from which the remaining numbers are copied."""
 
     @property
     def others(self) -> StoredTensor:
-        """Where the others are."""
+        """The tensor from which the remaining numbers are copied."""
         found = self.parts[tuple(SIDES).index(self.rest)]
         assert found is not None
         return found
 
     @property
     def numbers(self) -> int:
-        """How many numbers it has."""
+        """Count of its numbers."""
         return torch.Size(self.shape).numel()
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Its size in bytes."""
         return self.numbers * FLOATS[self.kind].itemsize if self.kind in FLOATS else self.others.size
 
     def taken(self, side: str) -> Sum:
-        """The same tensor, but as this side has it."""
+        """The same tensor, copied from one model."""
         return replace(self, common=0, rest=side)
 
     def compute(self, alpha: float, update: float) -> Iterator[Tensor]:
@@ -84,7 +84,7 @@ class Sum:
 
     def _narrow(self, numbers: Tensor) -> Tensor:
         found = numbers.to(FLOATS[self.kind])
-        if found.sum().isfinite() or found.isfinite().all():  # a sum may be too large without them
+        if found.sum().isfinite() or found.isfinite().all():  # a sum of finite numbers may overflow
             return found
         if numbers.isfinite().all():
             raise NotFiniteError(
@@ -94,10 +94,10 @@ class Sum:
         raise self.broken()
 
     def broken(self) -> NotFiniteError:
-        """The error that names the file with NaN or infinite numbers."""
+        """An error that names the file with NaN or infinite numbers."""
         broken = (part.path for part in self.parts if part and not all(map(_is_finite, _read_blocks(part))))
         where = next((f"'{path}'" for path in broken), "the sum")
-        return NotFiniteError(f"'{self.name}' holds NaN or infinite numbers in {where}; it is broken")
+        return NotFiniteError(f"'{self.name}' holds NaN or infinite numbers in {where}; the model is broken")
 
 
 def _is_finite(block: Tensor) -> bool:
@@ -111,17 +111,17 @@ def _read_blocks(stored: StoredTensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All tensors of a result, and what is worth knowing about them."""
+    """All tensors of a result, and notes about them."""
 
     sides: Sides
     sums: tuple[Sum, ...]
     notes: tuple[str, ...] = ()
     rows: int | None = None
-    """Tokens of the result, if it has a vocabulary."""
+    """Size of the result's vocabulary, if any."""
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """The matrices that are summed, which tell how the bases are related."""
+        """Names of the summed matrices, from which the relation of the bases is measured."""
         return tuple(each.name for each in self.sums if each.common and len(each.shape) > 1)
 
 
@@ -129,13 +129,13 @@ class Plan:
 
 
 def find_batchnorm(sides: Sides) -> str:
-    """The first side with BatchNorm layers and one of their tensors, in words; empty if there is none."""
+    """Describe the first model with BatchNorm layers; empty if there is none."""
     found = ((side, name) for side, each in sides.items() for name in each.tensors if name.endswith("running_mean"))
     return next((f"the {SIDES[side]} has BatchNorm layers ('{name}')" for side, name in found), "")
 
 
 def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
-    """Plan a port from the headers of three models; ModelError says why there can be none."""
+    """Plan a port from the headers of three models; ModelError if none is possible."""
     sides = {side: _align(each, sides["tuned"].tensors) for side, each in sides.items()}
     old, tuned, new = sides.values()
     sums, own, fixed = [], [], []
@@ -147,10 +147,10 @@ def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
         if parts[1] is None:
             if parts[0] is None and parts[2] is not None and _LAYER.search(name):
                 wrong.append(name)
-            elif parts[0] is None and parts[2] is not None:  # a table of positions, say
+            elif parts[0] is None and parts[2] is not None:  # for example a position table
                 fixed.append(name)
                 sums.append(Sum(name, kind, parts[2].shape, parts, 0))
-            else:  # a head that was replaced, but not a part of a block that is there
+            else:  # a replaced head may be missing, but not a part of an existing block
                 block = name.rsplit(".", 2)[0]
                 (wrong if any(each.startswith(f"{block}.") for each in tuned.tensors) else left_out).append(name)
         elif parts[0] is None and parts[2] is None:
@@ -164,15 +164,15 @@ def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
     if wrong or 2 * added < sum(each.numbers for each in tuned.tensors.values() if each.kind in FLOATS):
         raise _differ(sides, wrong or own)
     notes = [*tuned.notes]
-    notes += [f"{_list(own)} of the tuned model, which the bases do not have: taken as they are"] if own else []
-    notes += [f"{_list(fixed)} that only the new base has: stay as they are"] if fixed else []
-    notes += [f"{_list(left_out)} of the bases, which the tuned model does not have: left out"] if left_out else []
+    notes += [f"{_list(own)} only in the tuned model: copied from it"] if own else []
+    notes += [f"{_list(fixed)} only in the new base: kept"] if fixed else []
+    notes += [f"{_list(left_out)} only in the bases: left out"] if left_out else []
     rows, about = _describe_vocabulary(sides)
     return Plan(sides, tuple(sums), (*notes, *about), rows)
 
 
 def _align(side: Repository, names: Mapping[str, Any]) -> Repository:
-    """A side by the names of the tuned model: where that has a head, all others may have a prefix, and the reverse."""
+    """Rename the tensors of a model like those of the tuned one; models with and without a head differ by a prefix."""
     if side.tensors.keys() & names.keys():
         return side
     renamed = [{name: name for name in side.tensors}]
@@ -183,12 +183,12 @@ def _align(side: Repository, names: Mapping[str, Any]) -> Repository:
 
 
 def _find_prefixes(names: Iterable[str]) -> set[str]:
-    """Those that libraries know; what training scripts put before all names would make a model that none loads."""
+    """Prefixes used by libraries; those added by training scripts would make a model that no library can load."""
     return {f"{name.partition('.')[0]}." for name in names} - {"module.", "_orig_mod."}
 
 
 def _find(side: Repository, name: str, sides: Sides) -> StoredTensor | None:
-    """The tensor of this name; where an output layer is tied to the embeddings and not stored, the embeddings."""
+    """The tensor of this name; for a tied output layer that is not stored, the embeddings."""
     if name in side.tensors or len(side.tables) != 1:
         return side.tensors.get(name)
     is_table = any(name in each.tables for each in sides.values())
@@ -196,7 +196,7 @@ def _find(side: Repository, name: str, sides: Sides) -> StoredTensor | None:
 
 
 def _choose_kind(parts: Iterable[StoredTensor | None], usual: str, dtype: str | None) -> str:
-    """As the new base stores it, or as asked; what is no floating-point number stays what it is."""
+    """The dtype of a tensor: as requested, else that of the new base; only floating-point tensors are converted."""
     *_, tuned, new = parts
     stored = new or tuned
     if stored is None or stored.kind not in FLOATS:
@@ -205,7 +205,7 @@ def _choose_kind(parts: Iterable[StoredTensor | None], usual: str, dtype: str | 
 
 
 def _fit(name: str, kind: str, parts: tuple[StoredTensor | None, ...], sides: Sides) -> Sum | None:
-    """A tensor that all three have; None if their shapes do not allow any sum."""
+    """The sum of a tensor that all three models have; None if their shapes do not allow one."""
     old, tuned, new = (each for each in parts if each)
     whole = (old, tuned, new)
     if old.shape == tuned.shape == new.shape:
@@ -217,12 +217,12 @@ def _fit(name: str, kind: str, parts: tuple[StoredTensor | None, ...], sides: Si
         rows, common, rest = fit_rows(*(each.shape[0] for each in whole))
         row = new.numbers // max(1, new.shape[0])
         return Sum(name, kind, (rows, *new.shape[1:]), whole, common * row, rest)
-    is_head = tuned.shape[0] == sides["tuned"].classes  # for other classes than the bases'
+    is_head = tuned.shape[0] == sides["tuned"].classes  # for different classes
     return Sum(name, kind, tuned.shape, whole, 0, "tuned") if is_head else None
 
 
 def fit_rows(old: int, tuned: int, new: int) -> tuple[int, int, str]:
-    """Rows of the result's vocabulary, how many of them are summed, and the side of the others.
+    """Return the rows of the result's vocabulary, how many are summed, and the model that provides the others.
 
     Example:
         >>> fit_rows(100, 102, 100), fit_rows(100, 100, 110), fit_rows(100, 90, 100)
@@ -231,7 +231,7 @@ def fit_rows(old: int, tuned: int, new: int) -> tuple[int, int, str]:
     if tuned > old != new:
         raise ModelError(
             f"both the tuned model and the new base have another vocabulary than the old base ({tuned:,} and {new:,} "
-            f"tokens, not {old:,}): the tuned model's new rows have no place; port to a base with {old:,}"
+            f"tokens, not {old:,}), so the tuned model's new rows have no place; port to a base with {old:,}"
         )
     return (tuned, old, "tuned") if tuned > old else (new, min(old, tuned, new), "target")
 
@@ -250,7 +250,7 @@ def _differ(sides: Sides, names: list[str]) -> ModelError:
 
 
 def _describe_vocabulary(sides: Sides) -> tuple[int | None, list[str]]:
-    """Tokens of the result, and notes about rows that are not summed; ModelError if a row is another token."""
+    """The size of the result's vocabulary, and notes on rows that are not summed; ModelError if tokens moved."""
     sizes = [each.vocabulary for each in sides.values() if each.tables and each.vocabulary]
     if len(sizes) < len(sides):
         return None, []
@@ -262,23 +262,23 @@ def _describe_vocabulary(sides: Sides) -> tuple[int | None, list[str]]:
         if (row := next(differing, None)) is not None:
             raise ModelError(
                 f"token {row} is {other[row]!r} in the {first} and {words[row]!r} in the {side}: "
-                "their vocabularies have another order, and rows of different tokens cannot be added"
+                "their vocabularies are ordered differently, and rows of different tokens cannot be added"
             )
     notes = []
     old, tuned, new = (each.tokens or {} for each in sides.values())
     unlike = [row for row in tuned if row < common and len({old.get(row), tuned[row], new.get(row, tuned[row])}) > 2]
     if unlike:
         pairs = [f"{row} is {tuned[row]!r} in the tuned model and {new[row]!r} in the new base" for row in unlike]
-        notes += [f"tokens that both have added, whose rows hold the sum of both: {_name_some(pairs)}"]
+        notes += [f"rows used for different added tokens hold the sum of both: {_name_some(pairs)}"]
     if max(sizes) > rows:
         left_out = plural(max(sizes) - rows, "row")
-        notes += [f"{left_out} of the vocabulary, which the new base does not have: left out"]
+        notes += [f"{left_out} of the vocabulary missing in the new base: left out"]
     elif rows > common:
         words = sides[rest].tokens or {}
         named = [repr(words[row]) for row in range(common, rows) if row in words]
         more = f": {_name_some(named)}" if named else ""
-        plain = f"{plural(rows - common, 'row')} of the vocabulary as the {SIDES[rest]} has them{more}"
-        notes += [f"{common:,} rows of the vocabulary are summed, {plain}"]
+        copied = f"{plural(rows - common, 'row')} copied from the {SIDES[rest]}{more}"
+        notes += [f"{common:,} rows of the vocabulary are summed, {copied}"]
     return rows, notes
 
 
@@ -294,10 +294,10 @@ def _name_some(names: list[str]) -> str:
 
 
 def settle(plan: Plan, *, own_heads: bool) -> tuple[Plan, RelationFacts, bool]:
-    """The plan after a look at all tensors, how the bases are related, and whether more than matrices was tuned.
+    """Refine a plan by sampling all tensors; also returns how the bases are related, and if a head or vector was tuned.
 
-    A head of the same size that does not resemble the bases' is one for other classes: it is taken from the tuned
-    model, unless `own_heads` says that heads are summed like all else.
+    A head of the same size that does not resemble those of the bases is taken to be for other classes and copied from
+    the tuned model, unless `own_heads`, which sums heads like any other tensor.
     """
     each, classes = max(1, min(_SAMPLE, _SAMPLES // max(1, len(plan.sums)))), plan.sides["tuned"].classes
     samples: list[dict[str, Tensor]] = [{}, {}, {}]
@@ -325,10 +325,8 @@ def settle(plan: Plan, *, own_heads: bool) -> tuple[Plan, RelationFacts, bool]:
         sums |= {each: one.taken("tuned") for each, one in sums.items() if each.rpartition(".")[0] == beside}
     names = [name for name in samples[0] if name not in heads]
     relation = measure_relation(samples[0], samples[1], samples[2], names)
-    notes = [f"{_list(heads)} of the tuned model, a head for other classes: taken as they are"] if heads else []
-    notes += (
-        [f"{_list(copies)} of the tuned model, a copy of its embeddings: left out, as they are tied"] if copies else []
-    )
+    notes = [f"{_list(heads)} of the tuned model, a head for other classes: copied"] if heads else []
+    notes += [f"{_list(copies)} of the tuned model, a copy of its tied embeddings: left out"] if copies else []
     touched = touched or any(one.rest == "tuned" for one in sums.values())
     return replace(plan, sums=tuple(sums.values()), notes=(*plan.notes, *notes)), relation, touched
 
@@ -339,7 +337,7 @@ def _cosine(one: Tensor, other: Tensor) -> float:
 
 
 def _is_copy(one: Sum, plan: Plan) -> bool:
-    """Whether an output layer that the new base does not store is a copy of the embeddings in the tuned model."""
+    """Whether an output layer that the new base does not store is a copy of the tuned model's embeddings."""
     tuned, mine = plan.sides["tuned"], one.parts[1]
     if mine is None or one.name in plan.sides["target"].tensors:
         return False
@@ -347,14 +345,14 @@ def _is_copy(one: Sum, plan: Plan) -> bool:
 
 
 def _check_untouched(one: Sum) -> None:
-    """What is no floating-point number must be as the old base has it; then the new base's is right."""
+    """Refuse fine-tunings that change tensors other than floating-point ones; those are copied from the new base."""
     old, tuned, _ = one.parts
     if old is None or tuned is None or _same(old, tuned):
         return
     kinds = {part.kind for part in one.parts if part} - set(FLOATS)
     raise ModelError(
-        f"'{one.name}' is stored as {' and '.join(sorted(kinds))}, which cannot be added (quantised weights, mostly); "
-        "give the models as they were before, in float32, float16 or bfloat16"
+        f"'{one.name}' is stored as {' and '.join(sorted(kinds))}, which cannot be added (it is probably quantised); "
+        "give the original models, in float32, float16 or bfloat16"
     )
 
 
@@ -370,11 +368,11 @@ def _same(one: StoredTensor, other: StoredTensor) -> bool:
 _LAYER = re.compile(r"\.\d+\..*\.(weight|bias)$")
 """Parameters of numbered layers: where only one side has them, it has another architecture."""
 _ASIDE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "auto_map", "vocab_size", "text_config")
-"""Entries that do not describe what a fine-tuning changed, or that follow from the weights."""
+"""Entries that a fine-tuning does not change, or that follow from the weights."""
 
 
 def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """config.json of the result: the new base's, with what the fine-tuning changed in it; and notes on conflicts."""
+    """Apply the fine-tuning's changes to the new base's config.json; also returns notes on conflicts."""
     old, tuned, new = (dict(each.config) for each in plan.sides.values())
     notes = []
     for name in {**old, **tuned}:
@@ -386,7 +384,7 @@ def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
         if name in new and new[name] != old.get(name) and name not in (*HEAD_ENTRIES, "architectures"):
             notes.append(
                 f"'{name}' in config.json is {tuned.get(name)!r:.60} in the tuned model and {new[name]!r:.60} in the "
-                "new base; the new base's was kept"
+                "new base; the latter was kept"
             )
         elif name in tuned:
             new[name] = tuned[name]
@@ -405,8 +403,8 @@ def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
         new.pop("tie_word_embeddings", None)
     if "auto_map" in new:
         notes.append(
-            "config.json names code of the new base (auto_map), which is not copied: put its files beside the weights "
-            "if transformers does not know this type of model"
+            "config.json refers to code of the new base (auto_map), which is not copied: put its files beside the "
+            "weights if transformers does not support this type of model"
         )
     for name in ("dtype", "torch_dtype"):
         if name in new:

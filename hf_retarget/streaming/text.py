@@ -1,4 +1,4 @@
-"""Whether a port of a language model worked: the loss on texts like those of the fine-tuning, on all four models."""
+"""Scores ports of language models by the loss of all four models on texts of the fine-tuning's domain."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from hf_retarget.run import Run
 
 LONGEST = 512
-"""Tokens of a text that are read."""
+"""Maximum number of tokens read from a text."""
 MOST = 1000
-"""Texts of a file that are read."""
+"""Maximum number of texts read from a file."""
 MUCH, LITTLE = 0.5, 0.2
-"""Share of the gain from which a port is called worth it, and below which it is not."""
+"""Share of the gain from which a port counts as worth it, and below which as not worth it."""
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """The texts of a file: its lines, or the entries `text` of the lines of a .jsonl file."""
+    """Read the texts of a file: its lines, or the `text` entries of a .jsonl file."""
     try:
         content = read_bytes(Path(path).expanduser(), MAX_DOCUMENT_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(
             f"the texts in '{path}' cannot be read: {error}; give a .txt or .jsonl file in UTF-8"
         ) from error
-    lines = content.replace("\r\n", "\n").split("\n")  # `splitlines` would also divide what JSON does not
+    lines = content.replace("\r\n", "\n").split("\n")  # `splitlines` would also split at other characters
     if str(path).endswith((".jsonl", ".json")):
         for number, line in enumerate(lines):
             try:
                 lines[number] = _read_entry(line) if line.strip() else ""
             except (ValueError, KeyError, TypeError) as error:
                 where = f"line {number + 1} of '{path}'"
-                raise DataError(f"{where} is no JSON object with a string as 'text'; correct it") from error
+                raise DataError(f"{where} is not a JSON object with a string as 'text'; correct it") from error
     texts = [line for line in lines if line.strip()][:MOST]
     if len(texts) < 2:
-        raise DataError(f"there are fewer than two texts in '{path}'; give a few hundred, one a line")
+        raise DataError(f"there are fewer than two texts in '{path}'; give a few hundred, one per line")
     return texts
 
 
@@ -59,7 +59,7 @@ def _read_entry(line: str) -> str:
 
 
 def encode_texts(path: str | Path, tokenizer: Repository, sides: Iterable[Repository]) -> list[list[int]]:
-    """The tokens of the texts of a file, all of which every model must know, and no more than each can read."""
+    """Encode the texts of a file, truncated to what all models can read; DataError if a model lacks a token."""
     from tokenizers import Tokenizer
 
     texts, most, longest = read_texts(path), math.inf, LONGEST
@@ -74,7 +74,7 @@ def encode_texts(path: str | Path, tokenizer: Repository, sides: Iterable[Reposi
         )
     try:
         made = Tokenizer.from_str(tokenizer.companions[TOKENIZER].read_text(encoding="utf-8"))
-    except Exception as error:  # the library has no error of its own
+    except Exception as error:  # the library raises plain exceptions
         raise ModelError(f"{TOKENIZER} in '{tokenizer.reference}' cannot be used: {error}") from error
     made.no_truncation()
     made.no_padding()
@@ -82,12 +82,12 @@ def encode_texts(path: str | Path, tokenizer: Repository, sides: Iterable[Reposi
     for number, piece in enumerate(pieces, 1):
         if beyond := next((each for each in piece if each >= most), None):
             raise DataError(
-                f"text {number} in '{path}' has the token {made.id_to_token(beyond)!r}, which not all models know, so "
-                "their losses cannot be compared; leave such tokens out"
+                f"text {number} in '{path}' has the token {made.id_to_token(beyond)!r}, which some models lack, so "
+                "their losses cannot be compared; leave out such tokens"
             )
     pieces = [piece for piece in pieces if len(piece) > 1]
     if len(pieces) < 2:
-        raise DataError(f"fewer than two texts in '{path}' have more than one token; give a few hundred, one a line")
+        raise DataError(f"fewer than two texts in '{path}' have more than one token; give a few hundred, one per line")
     return pieces
 
 
@@ -118,7 +118,7 @@ def sum_losses(side: Repository, pieces: Sequence[Sequence[int]], run: Run, who:
 
 
 def measure_texts(name: str, pieces: Sequence[Sequence[int]], losses: Mapping[str, Sequence[float]]) -> TextFacts:
-    """What became of the fine-tuning's gain, from the losses of `source`, `tuned`, `target` and `port` on each text."""
+    """Compute the share of the fine-tuning's gain that was kept, from the losses of all four models on each text."""
     counts = [len(piece) - 1 for piece in pieces]
     gain = _jackknife(counts, losses, lambda each: each["source"] - each["tuned"])
     kept, why = None, ""
@@ -128,9 +128,9 @@ def measure_texts(name: str, pieces: Sequence[Sequence[int]], losses: Mapping[st
         )
     else:
         why = (
-            f"the tuned model is not shown to be better at these texts than the old base (a loss per token lower by "
-            f"{gain.value:.4f} ± {gain.error:.4f}), so there is no share to tell; give more texts, of the kind that it "
-            "was tuned for"
+            f"the tuned model is not shown to be better on these texts than the old base (its loss per token is lower "
+            f"by {gain.value:.4f} ± {gain.error:.4f}), so no share can be given; use more texts of the kind it was "
+            "tuned for"
         )
     means = {side: sum(each) / sum(counts) for side, each in losses.items()}
     return TextFacts(name, len(pieces), sum(counts), means, gain, kept, why)
@@ -139,7 +139,7 @@ def measure_texts(name: str, pieces: Sequence[Sequence[int]], losses: Mapping[st
 def _jackknife(
     counts: Sequence[int], losses: Mapping[str, Sequence[float]], figure: Callable[[dict[str, float]], float]
 ) -> Lead:
-    """A figure of the losses per token, and its standard error, from leaving out one text after the other."""
+    """A statistic of the losses per token, with its jackknife standard error over texts."""
     total, number = sum(counts), len(counts)
     sums = {side: math.fsum(each) for side, each in losses.items()}
     without = [
@@ -152,7 +152,7 @@ def _jackknife(
 
 
 def judge_texts(facts: TextFacts) -> str:
-    """Whether the port was worth it, in one line."""
+    """The verdict in one line."""
     old, tuned, new, port = (f"{facts.losses[side]:.3f}" for side in ("source", "tuned", "target", "port"))
     start = (
         f"loss per token on {plural(facts.texts, 'text')}: {old} → {tuned} on the old base, {new} → {port} on the new"

@@ -266,7 +266,7 @@ def test_without_images_an_adapter_cannot_be_scored(make, adapt, tmp_path):
     base = load_checkpoint(make(tmp_path / "old"))
     adapt(tmp_path / "tuned", base)
     sides = [tmp_path / name for name in ("old", "tuned", "old")]
-    with pytest.raises(PortError, match=r"--save-as lora needs images: .* extract an adapter"):
+    with pytest.raises(PortError, match=r"--save-as lora needs images .* extract an adapter"):
         rt.port(*sides, "none", overrides={"port.save_as": "lora", "port.rank": 8}, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -319,7 +319,7 @@ def test_a_model_without_plain_layers(colours, short, tmp_path):
     for number, side in enumerate(sides):
         torch.nn.init.normal_(side[-1].weight, std=1.0 + number)
     options = {key: value for key, value in short.items() if key != "data.image_size"} | {"port.save_as": "lora"}
-    with pytest.raises(ModelError, match="has no linear layer or plain convolution besides its head"):
+    with pytest.raises(ModelError, match="has no linear layer or plain convolution except its head"):
         rt.port(*sides, colours, overrides=options)
 
 

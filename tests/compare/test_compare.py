@@ -57,7 +57,7 @@ def test_how_a_port_is_compared_and_shown_makes_no_group(port):
     assert (group.top1["fgmt"].count, group.top1["plain"].count) == (2, 1)
     assert found.warnings == ()
     (again,) = rt.compare([port("three"), port("four", port__samples=0)]).warnings
-    assert "repetition" in again
+    assert "repeats" in again
 
 
 def test_whatever_entered_is_compared_too(port, contender):
@@ -93,14 +93,13 @@ def test_other_test_images_and_another_new_base_are_warned_of(port, document):
     found = rt.compare([folder])
     assert len(found.groups) == 3, "they are never averaged"
     images, base = found.warnings
-    assert images.startswith("not the same test images")
+    assert images.startswith("different test images")
     assert "photos (cdcdcdcd): four, one, three; photos (eeeeeeee): two" in images
-    assert base.startswith("not the same new base")
+    assert base.startswith("different new base")
     assert "new (ffffffff): three" in base
     assert [group.name.partition(" ")[0] for group in rt.compare([folder], over=["data"]).groups] == ["new", "new"]
-    assert "They differ in: <b>new base</b>." in draw_comparison_page(
-        rt.compare([folder], over=["data"]).to_json(), "1"
-    )
+    page = draw_comparison_page(rt.compare([folder], over=["data"]).to_json())
+    assert "Groups differ in: <b>new base</b>." in page
     averaged = rt.compare([folder], over=["target"])
     assert [len(group.runs) for group in averaged.groups] == [3, 1]
     assert len(averaged.warnings) == 1
@@ -110,7 +109,7 @@ def test_the_same_port_twice_is_told(port):
     one, two = port("one"), port("two")
     found = rt.compare([one, two, one])
     assert len(found.runs) == 2, "one folder counts once"
-    assert "two is a repetition of one with the same seeds" in found.warnings[0]
+    assert "two repeats one with the same seeds" in found.warnings[0]
     (group,) = found.groups
     assert group.top1["fgmt"] == Spread(0.6, None, 1), "the same seed again shows no noise"
     third = rt.compare([one, two, port("three", 0.8, port__seed=1)]).groups[0]
@@ -140,10 +139,10 @@ def test_damaged_ports_are_one_line_each(port, tmp_path, document):
     assert all(str(tmp_path / name) in line for line in found.problems for name in names if f"/{name}" in line)
     words = " | ".join(found.problems)
     for fact in ("cannot be read", "its format is 'hf-retarget/plane/1'", "format is 'list'", "has no port.json",
-                 "winner 'fgmt' is not among", "an accuracy is", "damaged", "is not there"):  # fmt: skip
+                 "winner 'fgmt' is not among", "an accuracy is", "damaged", "does not exist"):  # fmt: skip
         assert fact in words, fact
     assert strange.name in words
-    with pytest.raises(rt.RetargetError, match="is not there"):
+    with pytest.raises(rt.RetargetError, match="does not exist"):
         rt.compare([tmp_path / "missing"])
 
 

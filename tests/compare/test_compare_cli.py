@@ -69,11 +69,11 @@ def test_what_is_damaged_is_left_out_and_what_is_not_comparable_is_told(ports, p
     assert [line.partition(":")[0] for line in told] == ["Left out", "Left out", "Warning"]
     assert "broken" in told[0]
     assert "missing" in told[1]
-    assert "not the same new base" in told[2]
+    assert "different new base" in told[2]
     assert len(result.stdout.splitlines()) == 4
     nothing = run(ports / "missing")
     assert (nothing.exit_code, nothing.stdout) == (1, "")
-    assert nothing.stderr == f"Error: '{ports / 'missing'}' is not there\n"
+    assert nothing.stderr == f"Error: '{ports / 'missing'}' does not exist\n"
 
 
 def test_usage_and_help(ports):

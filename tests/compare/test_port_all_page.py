@@ -85,13 +85,13 @@ def test_parts_are_joined(port, tmp_path):
         "unlisted": "already",
     }
     assert lines[0].split()[:4] == ["MODEL", "WHAT", "TO", "DO"]
-    assert "part 2/3 has left no result; start it with --shard 2/3" in lines
+    assert "part 2/3 has no result; run it with --shard 2/3" in lines
     assert "me/cars: no such <model>" in lines
     assert lines[-1] == f"3 of 6 ported, in {out}"
     page = (out / "port-all.html").read_text()
     assert 'href="./birds/report.html"' in page
     assert "no such &lt;model&gt;" in page
-    assert "part 2/3 has left no result" in page
+    assert "part 2/3 has no result" in page
     summary = json.loads((out / "port-all.json").read_text())
     assert [each["action"] for each in summary["models"]] == ["port", None, "port", None, None, "port"]
     summarise(out, 2, 3)

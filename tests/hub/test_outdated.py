@@ -143,7 +143,7 @@ def test_finetune_json_pins_the_base_too(place, models, tmp_path, broken):
     finding = found[str(folder)]
     if broken:
         assert (code, finding["named_by"], finding["successor"]) == (0, "README.md", None)
-        assert "is not recorded, so new weights are not noticed" in finding["notes"][0]
+        assert "is not recorded, so new weights cannot be detected" in finding["notes"][0]
     else:
         assert (code, finding["named_by"], finding["successor"]) == (3, "finetune.json", f"lab/old@{newer}")
 
@@ -193,7 +193,7 @@ def test_a_base_that_is_no_name_is_not_asked_for(connected: Hub, name):
     assert (code, found["ada/lora"]["base"]) == (0, None)
     assert all("ada/lora" in each.path for each in list(connected.log)[before:])
     words = found["ada/lora"]["notes"][0]
-    assert "is no name on the Hub" in words or "it names no base" in words
+    assert "is not a valid name on the Hub" in words or "it names no base" in words
 
 
 def test_shapes_that_do_not_fit_and_heads_that_may_differ(place):
@@ -210,7 +210,7 @@ def test_shapes_that_do_not_fit_and_heads_that_may_differ(place):
     finding = look("ada/resnet")[1]["ada/resnet"]
     assert finding["fits"] is True
     assert str(finding["command"]).endswith("--data DATA"), "BatchNorm needs images"
-    assert "DATA are images of the kind that it was tuned on" in finding["notes"]
+    assert "replace DATA by images of the kind it was tuned on" in finding["notes"]
 
 
 def test_models_of_a_user(place, connected, models):
@@ -226,7 +226,7 @@ def test_models_of_a_user(place, connected, models):
     assert [name for name, each in found.items() if each["successor"]] == ["eve/birds"]
     assert found["eve/alone"]["notes"] == ["it names no base; add base_model to its card"]
     assert "it names 2 bases" in found["eve/merged"]["notes"][0]
-    assert "'quantized' of 'lab/old', which is no fine-tuning" in found["eve/small"]["notes"][0]
+    assert "'quantized' of 'lab/old', which is not a fine-tuning" in found["eve/small"]["notes"][0]
 
 
 def test_a_gated_base_and_one_that_is_gone_are_said(place, connected):

@@ -104,7 +104,7 @@ def test_a_flat_triangle_is_told_from_a_line():
 
 
 def test_three_models_that_are_two_are_refused():
-    with pytest.raises(ModelError, match=r"'old' and 'copy' have the same weights.*give two models"):
+    with pytest.raises(ModelError, match=r"'old' and 'copy' have the same weights.*give only two of them"):
         span([make(0), make(1), make(0)], NAMES, ["old", "new", "copy"])
 
 

@@ -256,7 +256,7 @@ def test_strange_files_are_not_touched(nets, colours, tmp_path):
 def test_models_that_do_not_fit_are_refused(nets, colours, tmp_path):
     one, two, three = nets
     cases = [
-        ([one], "1 models were given; two make a line, three a plane"),
+        ([one], "1 models were given; give two for a line or three for a plane"),
         ([one, two, three, one], "4 models were given"),
         ([one, two, one], "have the same weights"),
         ([one, make_net(1, classes=5)], r"heads .* differ in size: 3 classes and 5"),
@@ -298,7 +298,7 @@ def test_other_labels_are_refused(tmp_path, gray_resnet, labelled, colours):
         ({"permute": {"b": "nowhere.safetensors"}}, r"there is no permutation 'nowhere\.safetensors'"),
         ({"split": "tset"}, "there is no split 'tset'"),
         ({"limit": 0}, "at least one image"),
-        ({"grid": 1}, "at least 2 along a side"),
+        ({"grid": 1}, "at least 2 points along a side"),
         ({"margin": -1.0}, "the margin is -1"),
     ],
 )
@@ -349,5 +349,5 @@ def test_a_plane_becomes_part_of_the_report_of_a_port(colours, tmp_path):
     with pytest.raises(rt.RetargetError, match=r"no report\.html"):
         survey(models, colours, grid=3, report=tmp_path)
     (tmp_path / "report.html").write_text("somebody else's")
-    with pytest.raises(rt.RetargetError, match="no report of a port"):
+    with pytest.raises(rt.RetargetError, match="not the report of a port"):
         survey(models, colours, grid=3, report=tmp_path)

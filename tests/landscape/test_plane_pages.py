@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 from chromium import PROGRAM, browse
 
-from hf_retarget.report.plane import add_plane, draw_plane, draw_plane_page
+from hf_retarget.errors import RetargetError
+from hf_retarget.report.plane import draw_plane, draw_plane_page, show_in_report
 
 NASTY = ["<img src=x onerror=alert(1)>", "$x^2$ & \"quoted\" 'name'", "مرحبا " + "very long " * 12]
 
@@ -76,8 +77,11 @@ def test_any_figures_make_a_picture(options):
     assert len(chart.svg) < 600_000, "however fine the grid"
 
 
-def test_a_page_of_somebody_else_stays_as_it_is():
-    assert add_plane("<html></html>", make_figures()) is None
+def test_a_page_of_somebody_else_stays_as_it_is(tmp_path):
+    (tmp_path / "report.html").write_text("<html></html>")
+    with pytest.raises(RetargetError, match="not the report of a port"):
+        show_in_report(tmp_path / "report.html", make_figures())
+    assert (tmp_path / "report.html").read_text() == "<html></html>"
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here")

@@ -319,7 +319,7 @@ def test_part_of_an_update(tuned, related, colours):
     ("values", "seed", "message"),
     [
         ({"update": 0.5}, 1, "nothing between independent bases"),
-        ({"update": 0.5, "alpha": 1.0}, 0, "two dials"),
+        ({"update": 0.5, "alpha": 1.0}, 0, "scale the same line"),
     ],
 )
 def test_what_has_no_meaning_is_refused(values, seed, message, tuned, related, colours):

@@ -307,7 +307,7 @@ def test_what_is_no_model_is_never_replaced(pico, colours, short, tmp_path, monk
     (tmp_path / "photos" / "one.jpg").touch()
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path / "photos")
-    for out, message in (("../photos", "the folder you are in"), (tmp_path, "above"), ("../file", "is a file")):
+    for out, message in (("../photos", "the current folder"), (tmp_path, "above"), ("../file", "is a file")):
         with pytest.raises(PortError, match=message):
             rt.finetune(pico(), colours, recipe=short(), out=out, overwrite=True)
     monkeypatch.chdir("/")

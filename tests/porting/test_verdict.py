@@ -6,8 +6,7 @@ import pytest
 
 from hf_retarget.contenders import AFTER, BESIDE, PORT, find_contender
 from hf_retarget.evaluation.scorer import Score, count_flips, paired_error
-from hf_retarget.porting.contest import Entry, Made, choose_winner
-from hf_retarget.porting.verdict import judge_port
+from hf_retarget.porting.contest import Entry, Made, choose_winner, judge_port
 
 IMAGES = 400
 

@@ -181,7 +181,7 @@ def test_the_body_says_what_it_is_and_where_it_comes_from():
     assert "](figures/curve.png)" in compose(made, curve="figures/curve.png")
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL).group(1))
     assert recipe == {"name": "insects", "data": {"config": "small", "classes": ["ant"]}}, "steps are the default"
-    assert text.index("## Use it") < text.index("on the test images") < text.index("<details>")
+    assert text.index("## Usage") < text.index("on the test images") < text.index("<details>")
 
 
 def test_the_example_knows_the_images_of_the_model():

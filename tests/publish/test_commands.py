@@ -79,9 +79,9 @@ def test_it_is_asked_before_the_work_whether_it_may_be_pushed(
     assert "'ada' may not write to 'bob'" in refused(*command, "--push-to-hub", "bob/birds", "--dry-run")
     assert run(*command, "--private").exit_code == 2, "pushing where?"
     monkeypatch.delenv("HF_TOKEN")
-    assert "there is no token" in refused(*command, "--push-to-hub", "birds")
+    assert "needs a token" in refused(*command, "--push-to-hub", "birds")
     tuning = ("finetune", tmp_path / "old", *DATA, "--steps", "1", "--out", tmp_path / "tuned2")
-    assert "there is no token" in refused(*tuning, "--push-to-hub", "birds")
+    assert "needs a token" in refused(*tuning, "--push-to-hub", "birds")
     assert not list(tmp_path.glob("*ported*"))
     assert not connected.has_repository("ada/birds")
     assert not connected.log.of("resolve"), "no model was loaded"

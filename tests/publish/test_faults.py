@@ -74,7 +74,7 @@ def test_somebody_else_commits_at_the_same_time(hub: Hub, push, folder: Path) ->
     (folder / "recipe.yaml").write_text("name: another\n")
     failed = push(folder, "birds")
     assert failed.exit_code == 1
-    assert "other commits to 'ada/birds' keep coming in between" in failed.stderr.splitlines()[-1]
+    assert "other commits to 'ada/birds' keep interfering" in failed.stderr.splitlines()[-1]
 
 
 def test_uploads_go_on_where_they_were(hub: Hub, push, refused, folder: Path) -> None:
@@ -118,16 +118,16 @@ def test_nobody_is_there(hub: Hub, refused, folder: Path) -> None:
 
 def test_tokens_and_rights(hub: Hub, refused, folder: Path, monkeypatch) -> None:
     none = refused(folder, "birds", HF_TOKEN=None)
-    assert none == ("there is no token to push to 'birds' with; log in (hf auth login), set HF_TOKEN, or give --token")
+    assert none == ("pushing to 'birds' needs a token; log in (hf auth login), set HF_TOKEN, or give --token")
     assert refused(folder, "birds", HF_TOKEN="hf_wrong").startswith("the Hub does not accept the token; log in again")
-    assert "may only read; make one that may write" in refused(folder, "birds", HF_TOKEN="hf_ada_read")
+    assert "is read-only; create one with write access" in refused(folder, "birds", HF_TOKEN="hf_ada_read")
     assert "'ada' may not write to 'bob'; push to one of ada" in refused(folder, "bob/birds")
-    assert "is no name for a repository" in refused(folder, "a/b/c")
+    assert "is not a valid repository name" in refused(folder, "a/b/c")
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         assert "unset HF_HUB_OFFLINE" in refused(folder, "birds")
     hub.repository("ada/open", {"config.json": b"{}"})
-    assert "is there already, and public" in refused(folder, "open", "--private")
+    assert "already exists and is public" in refused(folder, "open", "--private")
     hub.fail("commit", 403, times=None)
     forbidden = refused(folder, "birds")
     assert forbidden.startswith("the Hub denies access to 'ada/birds'")
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_back_is_said(hub: Hub, refused, folder: Path) -> No
     hub.fail("download", 404, times=None)
     line = refused(folder, "birds")
     assert line.startswith("'ada/birds' has the commit ")
-    assert "could not be read back" in line
+    assert "could not be verified" in line
     assert whole(hub, folder)
     hub.faults.clear()
 
@@ -149,7 +149,7 @@ def test_what_arrived_otherwise_is_found(hub: Hub, refused, push, folder: Path) 
     repository = hub.repository("ada/birds")
     stored = repository.content_of(repository.resolve("main").files[WEIGHTS])
     stored.write_bytes(bytes(stored.stat().st_size))
-    assert "but model.safetensors is not what is here" in refused(folder, "birds")
+    assert "but its model.safetensors differs from the local one" in refused(folder, "birds")
 
 
 def test_a_bad_patience_is_one_line(hub: Hub, refused, folder: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_interrupted_push_shows_nothing_and_goes_on(hub: Hub, push, folder: P
         running.send_signal(signal.SIGINT)
         text, errors = running.communicate(timeout=60)
     assert (running.returncode, text) == (130, "")
-    assert errors.endswith("interrupted; what has arrived is not sent again: the same command continues\n")
+    assert errors.endswith("interrupted; the same command continues without sending uploaded files again\n")
     assert not whole(hub, folder)
     assert push(folder, "birds").exit_code == 0
     assert whole(hub, folder)

@@ -34,7 +34,7 @@ def test_one_commit_with_the_files_that_belong_to_it(hub: Hub, push_alone, folde
     commit = repository.refs["refs/heads/main"]
     assert done.stdout == f"Pushed to {hub.endpoint}/ada/birds (commit {commit[:8]})\n"
     assert "the recorded trajectory is left out" in done.stderr
-    assert "left out, because it is not known: diary.txt\n" in done.stderr
+    assert "left out, because they are not part of a port: diary.txt\n" in done.stderr
     assert len(hub.log.of("download", "GET")) == 1, "the weights were read back"
 
 
@@ -69,7 +69,7 @@ def test_a_second_push_sends_nothing_and_a_changed_one_only_what_changed(hub: Hu
     push(folder, "birds", "--no-verify")
     hub.log.clear()
     again = push(folder, "birds", "--no-verify")
-    assert again.stdout.startswith("All of it is there already: ")
+    assert again.stdout.startswith("Already up to date: ")
     assert not hub.log.of("commit")
     (folder / "recipe.yaml").write_text("name: another\n")
     changed = push(folder, "birds", "--no-verify")
@@ -82,10 +82,10 @@ def test_what_is_there_is_kept(hub: Hub, push, folder: Path) -> None:
     repository = hub.repository("ada/birds", {"README.md": b"# Mine\n", "notes.txt": b"n"})
     done = push(folder, "ada/birds")
     assert done.exit_code == 0, done.stderr
-    assert "the README.md that was there is kept; --replace-card replaces it" in done.stderr
+    assert "the existing README.md is kept; --replace-card replaces it" in done.stderr
     assert repository.read("README.md") == b"# Mine\n"
     assert repository.paths() == sorted([*PUSHED, "notes.txt"])
-    assert push(folder, "ada/birds").stdout.startswith("All of it is there already")
+    assert push(folder, "ada/birds").stdout.startswith("Already up to date")
     push(folder, "ada/birds", "--replace-card", "--no-verify")
     assert "Käfer" in repository.read("README.md").decode()
     assert len(list(repository.history())) == 4
@@ -104,7 +104,9 @@ def test_a_pull_request_to_somebody_else(hub: Hub, push, refused, folder: Path) 
     assert len(repository.facts["pulls"]) == 1, "the lost answer did not make a second one"
     assert repository.read("model.safetensors", "refs/pr/1") == (folder / "model.safetensors").read_bytes()
     assert repository.paths() == ["README.md"]
-    assert "no 'bob/none' to open a pull request on" in refused(folder, "bob/none", "--create-pr", HF_TOKEN=bob)
+    assert "'bob/none' does not exist, so it takes no pull request" in refused(
+        folder, "bob/none", "--create-pr", HF_TOKEN=bob
+    )
 
 
 def test_an_organisation(hub: Hub, push, folder: Path) -> None:
@@ -124,8 +126,8 @@ def test_python_pushes_too(connected: Hub, folder: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("config.json", "no finished model: there is no config.json in it"),
-        ("model.safetensors", "no finished model: there is no model.safetensors in it"),
+        ("config.json", "not a finished model: it has no config.json"),
+        ("model.safetensors", "not a finished model: it has no model.safetensors"),
     ],
 )
 def test_what_is_not_finished_is_not_pushed(hub: Hub, refused, folder: Path, name: str, message: str) -> None:
@@ -136,7 +138,7 @@ def test_what_is_not_finished_is_not_pushed(hub: Hub, refused, folder: Path, nam
     hidden = folder.parent / ".x.work" / "result"
     hidden.parent.mkdir()
     folder.rename(hidden)
-    assert "not finished" in refused(hidden, "birds")
+    assert "unfinished run" in refused(hidden, "birds")
     assert "there is no folder" in refused(folder, "birds")
     assert len(hub.log) == 0
 
@@ -182,7 +184,7 @@ def test_images_that_are_not_on_the_hub_stay_at_home(
     done = push(folder, "birds", *option)
     assert done.exit_code == 0, done.output
     assert [name in hub.repository("ada/birds").paths() for name in shown] == [pushed, pushed]
-    assert ("because your images are in it" in done.stderr) is not pushed
+    assert ("because they show your images" in done.stderr) is not pushed
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -205,4 +207,4 @@ def test_paths_of_this_machine_stay_at_home(hub: Hub, push, folder: Path, versio
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == kept, (
         "here, all is as it was"
     )
-    assert push(folder, "birds").stdout.startswith("All of it is there already")
+    assert push(folder, "birds").stdout.startswith("Already up to date")

@@ -185,7 +185,7 @@ def test_ports_of_all_models_without_images_continue_and_leave_nothing_beside_th
 def test_a_folder_without_a_model_is_never_put_into_place(killed, tmp_path, monkeypatch):
     monkeypatch.setattr(result, "save_model", lambda *arguments, **options: None)
     done = run(*killed[1], "--resume")
-    assert (done.exit_code, "holds no whole model" in done.stderr) == (1, True), done.stderr
+    assert (done.exit_code, "holds no complete model" in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / "ported").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_plane_is_not_taken_for_another_and_removes_nothing(models, tmp_path):
     command = ("plane", *DATA, "--grid", "2", "--limit", "10", "--out", tmp_path / "plane")
     assert run(*command, "--models", models / "old", models / "new").exit_code == 0
     other = run(*command, "--models", models / "old", models / "tuned", "--resume")
-    assert (other.exit_code, "was another run" in other.stderr) == (1, True), other.output
+    assert (other.exit_code, "by a different run" in other.stderr) == (1, True), other.output
     (tmp_path / "others" / ".run.work").mkdir(parents=True)
     written = tmp_path / "others" / ".run.work" / ".state.safetensors.abcd1234.tmp"
     written.write_text("of another run")

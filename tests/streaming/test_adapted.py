@@ -108,10 +108,14 @@ def test_texts_are_read_with_what_peft_makes_of_it(bases, tmp_path):
 @pytest.mark.parametrize(
     ("options", "entries", "words"),
     [
-        ({"use_dora": True}, {}, "is no plain LoRA adapter, and without images no other is read: merge it with PEFT"),
-        ({"target_modules": ["embed_tokens"]}, {}, "is no plain LoRA adapter"),
-        ({}, {"fan_in_fan_out": True}, "is no plain LoRA adapter"),
-        ({}, {"peft_type": "LOHA"}, "is no plain LoRA adapter"),
+        (
+            {"use_dora": True},
+            {},
+            "is not a plain LoRA adapter, the only kind supported without images: merge it with PEFT",
+        ),
+        ({"target_modules": ["embed_tokens"]}, {}, "is not a plain LoRA adapter"),
+        ({}, {"fan_in_fan_out": True}, "is not a plain LoRA adapter"),
+        ({}, {"peft_type": "LOHA"}, "is not a plain LoRA adapter"),
         ({}, {"peft_type": "MAGIC"}, "'MAGIC', which cannot be merged"),
         ({}, {"target_modules": "(a+)+b"}, "it must be a list of names"),
         ({}, {"rank_pattern": {"q_proj": [True]}}, "the factors of 'model.layers.0.self_attn.q_proj' in .* do not fit"),
@@ -141,7 +145,7 @@ def test_transposed_matrices_are_refused_whatever_the_adapter_says(tmp_path):
     tune(base, tmp_path / "tuned", target_modules=["attn.c_proj"])  # a square one, whose shape does not tell
     path = tmp_path / "tuned" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"fan_in_fan_out": False}))
-    with pytest.raises(rt.ModelError, match="is no plain LoRA adapter"):
+    with pytest.raises(rt.ModelError, match="is not a plain LoRA adapter"):
         rt.port(base, tmp_path / "tuned", base, "none", out=tmp_path / "out")
 
 
@@ -157,7 +161,5 @@ def test_an_adapter_of_another_model(tmp_path):
     with pytest.raises(rt.ModelError, match=r"changes 'model.layers.9.mlp.down_proj.weight', which"):
         rt.port(wide, tmp_path / "tuned", wide, "none", out=tmp_path / "out")
     for sides in ((tmp_path / "tuned", base, new), (base, base, tmp_path / "tuned")):
-        with pytest.raises(
-            rt.ModelError, match=r"is an adapter, and no whole model; only the tuned model \(--src-ft\)"
-        ):
+        with pytest.raises(rt.ModelError, match=r"is an adapter, not a full model; only the tuned model \(--src-ft\)"):
             rt.port(*sides, "none", out=tmp_path / "out")

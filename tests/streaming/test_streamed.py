@@ -102,7 +102,7 @@ def test_alpha_update_and_dtype(trio, tmp_path):
     old, tuned, new = (weights_of(trio[side]) for side in ("src_base", "src_ft", "new_base"))
     for name, tensor in weights_of(tmp_path / "update").items():
         assert torch.allclose(tensor, tuned[name] + 0.25 * (new[name] - old[name]), atol=1e-6)
-    with pytest.raises(rt.PortError, match="two dials"):
+    with pytest.raises(rt.PortError, match="scale the same line"):
         port(trio, tmp_path / "both", overrides={"port.update": 0.5, "port.alpha": 0.5})
 
 
@@ -374,7 +374,7 @@ def test_a_killed_port_continues_with_the_same_bytes(tmp_path):
     assert 0 < len(kept) < len(list((tmp_path / "whole").glob("*.safetensors")))
     with pytest.raises(rt.PortError, match="--resume"):
         port(trio, tmp_path / "out")
-    with pytest.raises(rt.PortError, match="another one"):
+    with pytest.raises(rt.PortError, match="a different one"):
         port(trio, tmp_path / "out", resume=True, overrides={"port.alpha": 0.5})
     port(trio, tmp_path / "out", resume=True)
     for path in sorted((tmp_path / "whole").iterdir()):
@@ -467,7 +467,7 @@ def _break(trio, what: str) -> None:
         ("too large", "'model.norm.weight' gets numbers up to 1e.06, too large for torch.float16; .*--dtype"),
         ("no config", r"has no config\.json"),
         ("no change", "the tuned model is the old base"),
-        ("link", "'tokenizer.json' in '.*' is a link to elsewhere"),
+        ("link", "'tokenizer.json' in '.*' is a link out of the folder"),
     ],
 )
 def test_bad_input_is_one_line(trio, tmp_path, what, words):
@@ -535,7 +535,7 @@ def test_a_folder_is_needed_and_room_in_it(trio, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda place: type("Room", (), {"free": 10})())
     with pytest.raises(rt.PortError, match="name another folder"):
         port(trio, tmp_path / "out")
-    with pytest.raises(rt.PortError, match="say --data none"):
+    with pytest.raises(rt.PortError, match="add --data none"):
         rt.port("a", "b", "c", "cub", force_relation=True)
 
 

@@ -85,7 +85,7 @@ def test_without_a_gain_there_is_no_share(taught, tmp_path, texts):
     save_lm(learn(make_lm(), -4.0), taught["src_ft"])
     done = port(taught, tmp_path / "out", text=texts)
     assert done.document.text.kept is None
-    assert "not shown to be better at these texts" in done.document.text.why
+    assert "not shown to be better on these texts" in done.document.text.why
     assert "Undecided" in done.verdict
 
 
@@ -134,7 +134,7 @@ def test_texts_of_lines_and_of_json(tmp_path):
         ("a.txt", b"one line\n", "fewer than two texts"),
         ("a.txt", b"a\nb\n", "have more than one token"),
         ("a.txt", b"\xff\xfe\x00", "cannot be read"),
-        ("a.jsonl", b'{"text": "a b"}\n["text"]\n', "line 2 of .* is no JSON object with a string as 'text'"),
+        ("a.jsonl", b'{"text": "a b"}\n["text"]\n', "line 2 of .* is not a JSON object with a string as 'text'"),
         ("a.jsonl", b"{no", "line 1"),
     ],
 )
@@ -159,7 +159,7 @@ def test_models_that_cannot_read_texts(tmp_path, texts):
     (trio["new_base"] / "config.json").write_text(json.dumps(config | {"model_type": "vit"}))
     with pytest.raises(rt.ModelError, match="not one of transformers' language models"):
         port(trio, tmp_path / "out", text=texts)
-    with pytest.raises(rt.PortError, match="say --data none"):
+    with pytest.raises(rt.PortError, match="add --data none"):
         rt.port(*trio.values(), "cub", text=texts)
 
 

@@ -1,5 +1,5 @@
-// Tooltips, for what one points at or reaches with the arrow keys in a chart that has the focus.
-// In the picture of a graph and the table below it, what moves with a group stands out; a click keeps it so.
+// Tooltips on hovering, and with the arrow keys in a chart that has focus.
+// In the picture of a graph and the table below it, everything that moves with a group is highlighted; a click keeps it.
 (() => {
   const box = document.getElementById('tooltip');
   const members = document.querySelectorAll('[data-g], [data-gs]');
