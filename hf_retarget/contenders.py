@@ -261,7 +261,7 @@ for _row in (
     Contender(
         "naive-line",
         label="naive port, scaled",
-        short="naive line",
+        short="naive, scaled",
         colours=("#ea580c", "#fdba74"),
         marker="s",
         line="--",
@@ -466,8 +466,8 @@ for _row in (
     ),
     Contender(
         "finetuned",
-        label="port, fine-tuned on",
-        short="fine-tuned on",
+        label="port, fine-tuned further",
+        short="fine-tuned further",
         colours=("#7c3aed", "#b794f6"),
         marker="D",
         make=f"{_MAKERS}:train_on",

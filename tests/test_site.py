@@ -35,6 +35,10 @@ def test_the_site_is_built_and_asks_no_other_server(tmp_path):
             r"<(?:script|img|iframe)[^>]* src=\"?https?:|<link[^>]* rel=\"?stylesheet[^>]* href=\"?http", text
         )
         assert 'data-md-component="source"' not in text, "this part asks api.github.com"
+        for link in re.findall(r'href="?([^"# >]+)', text):
+            if not re.match("[a-z]+:|/", link):
+                there = (page.parent / link).resolve()
+                assert there.is_file() or (there / "index.html").is_file(), f"{page}: {link}"
     assert '<span class="gp">&gt;&gt;&gt; </span>' in (tmp_path / "api" / "values" / "index.html").read_text()
 
 

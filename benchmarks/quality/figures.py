@@ -137,7 +137,7 @@ _ALL = (
     Figure(
         "7",
         "basins",
-        "port + fine-tuning ends in the target's basin, the permuted source beyond a mild barrier",
+        "port + fine-tuning ends in the new base's basin, the permuted tuned model beyond a mild barrier",
         ("cifar-6to4", "resnet20-flowers"),
         "basins",
         methods=("fgmt",),

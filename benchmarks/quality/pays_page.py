@@ -275,16 +275,20 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 # ---- pictures
 
+def _paint(name: str, shade: int = 0) -> str:
+    return find_contender(name).colours[shade]
+
+
 LINES = {
-    "tuned": ("tuned model (old base)", "#475569", ":"),
-    "result": ("port (auto)", "#0f766e", "-"),
-    "naive-head": ("naive + head", "#14b8a6", "--"),
-    "naive": ("naive", "#94a3b8", "--"),
-    "head": ("new base, closed-form head", "#d97706", "-"),
-    "plain-60": ("plain, 60 minibatches", "#7c3aed", "-"),
-    "plain-20": ("plain, 20 minibatches", "#c4b5fd", "-"),
+    "tuned": ("tuned model (old base)", _paint("tuned"), ":"),
+    "result": ("port (auto)", "#111827", "-"),
+    "naive-head": ("naive + head", _paint("naive-head"), "--"),
+    "naive": ("naive", _paint("naive"), "--"),
+    "head": ("new base, closed-form head", _paint("head"), "-"),
+    "plain-60": ("plain, 60 minibatches", _paint("plain"), "-"),
+    "plain-20": ("plain, 20 minibatches", _paint("plain"), "-."),
 }
-"""Label, colour and style of each line."""
+"""Label, colour and style of each line; colours are those of reports."""
 
 
 def _network(name: str) -> str:

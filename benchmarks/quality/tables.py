@@ -90,7 +90,7 @@ def tabulate_bounds(runs: list[Run]) -> str:
         price = f"{some[0]['gradients']} × {_batch(task)}" if some[0]["gradients"] else EMPTY
         rates = " / ".join(f"{some[0]['lr'][name]:g}" for name in ("source", "direct"))
         rows.append([title(task), test["source"], test["direct"], test["control"], price, rates, str(len(some))])
-    head = ["task", "tuned source", "direct fine-tuning", "control", "price of FGMT", "lr source / direct", "seeds"]
+    head = ["task", "tuned model", "direct fine-tuning", "control", "price of FGMT", "lr source / direct", "seeds"]
     return make_table(head, rows)
 
 
@@ -224,7 +224,7 @@ def tabulate_gap(runs: list[Run]) -> str:
         for method in dict.fromkeys(run["method"] for run in some):
             curves = [run["after"] for run in select(some, task, method)]
             rows.append([f"`{task}`", f"after `{method}`", *_gap(curves)])
-        rows.append([f"`{task}`", "tuned source", spread(run["test"]["source"] for run in first), EMPTY])
+        rows.append([f"`{task}`", "tuned model", spread(run["test"]["source"] for run in first), EMPTY])
     return make_table(["task", "", "test accuracy at the end", "gap to training images"], rows)
 
 
@@ -287,7 +287,7 @@ def tabulate_basins(found: dict[str, list[dict[str, Any]]]) -> str:
         [f"`{task}`", *(spread(each["barriers"][end] for each in some) for end in ("ported", "source"))]
         for task, some in found.items()
     ]
-    return make_table(["task", "to the port, fine-tuned on", "to the source, permuted"], rows)
+    return make_table(["task", "to the port, fine-tuned further", "to the tuned model, permuted"], rows)
 
 
 def _percent(value: float | None) -> str:

@@ -56,7 +56,10 @@ def print_table(columns: Row, rows: Sequence[Row], names: int = 1) -> None:
     shown = sys.stdout.isatty()
     table = Table(box=box.SIMPLE_HEAD if shown else None, pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
-        table.add_column(Text(column.upper()), justify="left" if place < names else "right", overflow="fold")
+        is_text = place < names
+        table.add_column(
+            Text(column.upper()), justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+        )
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     Console(highlight=False, force_terminal=shown, width=None if shown else _NO_LIMIT).print(table)

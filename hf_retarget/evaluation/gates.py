@@ -200,7 +200,7 @@ GATES = (
     ),
     Gate(
         "simpler",
-        "whether something that takes no gradients is better than the port",
+        "whether nothing without gradients is better than the port",
         "tests",
         _find_simpler,
         "take that instead",

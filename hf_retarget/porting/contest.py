@@ -347,7 +347,7 @@ def choose_winner(ports: Sequence[Entry]) -> Entry:
 def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled: bool = True) -> str:
     """The verdict in one line: the winner, its rivals, whether differences are significant, and what to do next."""
     ours = result.test
-    what = result.contender.label if result is port else f"{port.contender.label}, fine-tuned on"
+    what = result.contender.label if result is port else f"{port.contender.label}, fine-tuned further"
     start = f"{percent(ours.top1)} {'' if labelled else 'agreement with the tuned model '}on {ours.count:,} test images"
     others = [each for each in entries if each.contender.instead and each is not port]
     tuned = next((each for each in others if each.contender.name == "tuned"), None)
@@ -367,14 +367,14 @@ def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled
         best = max(better, key=lambda each: each.test.top1)
         return f"Not worth it: {facts}; {best.contender.instead}."
     if port.contender.instead and not port.contender.step:
-        return f"No port needed: {facts}; {port.contender.instead}."
+        return f"No port needed: {facts}; that is what was saved."
     if not any(each.contender.is_alternative for each in rivals):
         return f"Undecided: {facts}; not compared with plain fine-tuning (--control full does)."
     if not all(leads[each.contender.name].is_clear for each in rivals):
         return f"Undecided: {facts}; more test images would tell."
     if worth and not (worth.is_clear and worth.value > 0):
         return f"Worth it, but not for its permutation: {facts}; the matching is not shown to have helped."
-    further = "fine-tune longer to go further" if result is not port else "fine-tune it on to go further"
+    further = "fine-tune longer to go further" if result is not port else "continue fine-tuning it to go further"
     return f"Worth it: {facts}; {further}."
 
 

@@ -17,7 +17,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from hf_retarget.adapters.writing import Adapter, compose_adapter
-from hf_retarget.advice import advise
+from hf_retarget.advice import KEEP, advise, choose_action
 from hf_retarget.contenders import AFTER, BESIDE, PORT
 from hf_retarget.data import ImageData, Split
 from hf_retarget.data.batches import derive_seed
@@ -74,7 +74,7 @@ class PortResult:
     """The ported model on the CPU, in eval mode; fine-tuned further if the recipe says so."""
     weights: dict[str, Tensor] = field(repr=False)
     """Its state dict, in float32."""
-    permutation: Permutation | None
+    permutation: Permutation | None = field(repr=False)
     """The permutation of the best step, reusable for other fine-tunings between the same bases; None if nothing was
     matched."""
     document: PortDocument = field(repr=False)
@@ -82,12 +82,15 @@ class PortResult:
     recipe: Recipe = field(repr=False)
     graph: PermutationGraph | None = field(repr=False)
     inputs: Inputs = field(repr=False)
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = field(default=None, repr=False)
     """The type to store weights in; that of the new base if None."""
     thumbnails: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     """Test images shown in the report, by number."""
     adapter: Adapter | None = field(default=None, repr=False)
     """Saved instead of the model, if the recipe says so."""
+
+    def __repr__(self) -> str:
+        return f"PortResult({self.verdict!r})"
 
     @property
     def verdict(self) -> str:
@@ -275,6 +278,9 @@ def compose_document(
         run=key,
         **describe_course(run),
     )
+    if choose_action(document) == KEEP:
+        start = document.verdict.rpartition("; ")[0]
+        document = replace(document, verdict=f"{start}; keep the tuned model, which is clearly ahead.")
     return publish_document(document)
 
 

@@ -162,6 +162,8 @@ def list_shown(models: Sequence[Document]) -> list[str]:
 
 def name_winner(document: Document) -> tuple[str, str, bool]:
     """The best group, the reasons, and whether its lead exceeds twice the deviation between runs."""
+    if unlike := [each for each in document.get("warnings", ()) if each.startswith("different ")]:
+        return "No winner", f"{unlike[0]}.", False
     ranked = sorted(document["groups"], key=lambda group: -group["port"]["mean"])
     first, plain = ranked[0], [each.name for each in contenders() if each.is_alternative]
     facts = [f"{first['name']}: {describe_spread(first['port'])} on the test images"]

@@ -30,3 +30,9 @@ def test_what_is_within_the_deviation_is_no_win():
 def test_a_long_name_is_replaced_by_its_number():
     names = [group("x" * 40, 0.5, None), group("y" * 40, 0.7, None)]
     assert name_winner({"groups": names})[0] == "Best: group 2"
+
+
+def test_nobody_wins_over_different_test_images():
+    groups = [group("a", 0.5, 0.01), group("b", 0.7, 0.02)]
+    words, reasons, clear = name_winner({"groups": groups, "warnings": ["different test images: x: a; y: b"]})
+    assert (words, reasons, clear) == ("No winner", "different test images: x: a; y: b.", False)

@@ -117,7 +117,7 @@ def test_texts_are_read_with_what_peft_makes_of_it(bases, tmp_path):
         ({}, {"fan_in_fan_out": True}, "is not a plain LoRA adapter"),
         ({}, {"peft_type": "LOHA"}, "is not a plain LoRA adapter"),
         ({}, {"peft_type": "MAGIC"}, "'MAGIC', which cannot be merged"),
-        ({}, {"target_modules": "(a+)+b"}, "it must be a list of names"),
+        ({}, {"target_modules": "(a+)+b"}, "it must be a list of module names"),
         ({}, {"rank_pattern": {"q_proj": [True]}}, "the factors of 'model.layers.0.self_attn.q_proj' in .* do not fit"),
         ({}, {"r": 0}, "the factors of"),
         ({}, {"r": 5}, "the factors of 'model.layers.0.mlp.down_proj' in .* do not fit"),

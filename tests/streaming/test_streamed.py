@@ -116,7 +116,7 @@ def test_mixed_types_are_summed_in_float32_and_kept(trio, tmp_path):
 
     rewrite(trio["new_base"], mix)
     done = port(trio, tmp_path / "out")
-    assert "1 tensor (position_ids) that only the new base has: stay as they are" in done.document.notes
+    assert "1 tensor (position_ids) only in the new base: kept" in done.document.notes
     found = weights_of(tmp_path / "out")
     assert found["model.norm.weight"].dtype == torch.float64
     assert found["lm_head.weight"].dtype == torch.bfloat16

@@ -179,7 +179,7 @@ def test_tokens_that_the_old_base_does_not_know(tmp_path, texts):
     }
     port(trio, tmp_path / "out", text=texts)
     texts.write_text("abc\nabc!\n")
-    with pytest.raises(rt.DataError, match=r"text 2 in .* has the token '!', which not all models know"):
+    with pytest.raises(rt.DataError, match=r"text 2 in .* has the token '!', which some models lack"):
         port(trio, tmp_path / "again", text=texts)
 
 
