@@ -269,7 +269,7 @@ def test_a_hub_in_trouble_is_an_error_and_not_a_base_without_a_successor(place, 
     connected.fail("info", 503, times=None)
     code, found = look("ada/birds")
     assert code == 1
-    assert "could not be asked" in str(found["ada/birds"]["error"])
+    assert "could not be reached" in str(found["ada/birds"]["error"])
 
 
 def test_new_versions_in_a_circle_end(place):
