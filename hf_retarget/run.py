@@ -108,7 +108,7 @@ class Run:
     """cpu, cuda, mps …; detected by default."""
     precision: str = "no"
     workers: int = 0
-    """Processes that read images."""
+    """Number of processes that load images."""
     arch: str | None = None
     """The architecture of weight files that do not name one."""
     allow_pickle: bool = False

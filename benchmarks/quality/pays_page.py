@@ -275,6 +275,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 # ---- pictures
 
+
 def _paint(name: str, shade: int = 0) -> str:
     return find_contender(name).colours[shade]
 

@@ -26,7 +26,7 @@ MAX_IMAGE_BYTES = 256 << 20
 
 TRAIN = ("train", "training")
 TEST = ("test", "testing", "validation", "valid", "val", "dev")
-"""Common names of splits, best first."""
+"""Common names of splits, in order of preference."""
 USUAL_COLUMNS = {
     "image": ("image", "img", "images", "picture", "photo"),
     "label": ("label", "labels", "fine_label", "class", "target", "category"),
@@ -243,7 +243,7 @@ def _pick(
     return usual[0]
 
 
-# ---- datasets of Python
+# ---- Python datasets
 
 
 def open_items(data: Any, options: DataOptions) -> Source:

@@ -261,7 +261,9 @@ def _in_file(path: Path, how: _Reading) -> _Found:
 
 def _in_timm(name: str, how: _Reading) -> _Found:
     if not is_timm(name):
-        raise ModelError(f"'{name}' is not a file, folder, Hub id (org/name) or timm model{_near_files(Path(name)) or suggest_names(name)}")
+        raise ModelError(
+            f"'{name}' is not a file, folder, Hub id (org/name) or timm model{_near_files(Path(name)) or suggest_names(name)}"
+        )
     architecture, _, tag = name.partition(".")
     tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
     if not tags or (tag and tag not in tags):

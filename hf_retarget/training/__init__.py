@@ -1,1 +1,1 @@
-"""Fine-tuning: its options, its loop, its checkpoints, and a recorder of the way it took."""
+"""Fine-tuning: the training loop with its checkpoints, and the recorder of trajectories."""
