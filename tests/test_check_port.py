@@ -77,7 +77,7 @@ def test_a_port_that_is_what_it_was(finished):
     lines = result.stdout.splitlines()
     assert "files       model.safetensors: same" in lines
     assert sum("compared: model.safetensors" in line for line in lines) == 3
-    assert lines[-1] == "result      nothing that was compared differs"
+    assert lines[-1] == "result      everything that was compared matches"
 
 
 def test_inputs_by_path_are_compared_only_where_they_are_named(finished):
@@ -97,7 +97,7 @@ def test_a_file_that_was_changed_or_lost(ported, name):
     changed = run(ported)
     assert changed.exit_code == 1
     assert f"problem     {name} is not the file that port.json pins" in changed.stdout
-    assert changed.stdout.splitlines()[-1] == "result      does not belong together"
+    assert changed.stdout.splitlines()[-1] == "result      not intact"
     (ported / name).unlink()
     assert f"problem     {name} is missing" in run(ported).stdout
 

@@ -93,13 +93,9 @@ def _print(scored: Evaluation, everything: bool) -> None:
         echo(f"top-5   {found.top5:.2%}")
     echo(f"loss    {found.loss:.4f}")
     names = [scored.name(number) for number in range(len(found.confusion))]
-    confusions = [
-        (true, predicted, f"{count:,}", f"{share:.1%}")
-        for true, predicted, count, share in list_confusions(found.confusion, names)
-    ]
     for columns, rows, most, texts in (
         (("class", "images", "accuracy"), rank_classes(scored), _MOST_CLASSES, 1),
-        (("is", "taken for", "images", "share"), confusions, _MOST_CONFUSIONS, 2),
+        (("is", "taken for", "images", "share"), list_confusions(found.confusion, names), _MOST_CONFUSIONS, 2),
     ):
         if rows:
             echo()

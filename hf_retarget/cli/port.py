@@ -195,16 +195,12 @@ def _plan(recipe: Recipe, quiet: bool, as_json: bool, options: dict[str, Any]) -
     echo_rows(_describe(found))
 
 
-def _describe_price(plan: Plan) -> str:
-    gradients = f"{plan.gradients:,} gradients of a minibatch"
-    if plan.method == AUTO:
-        return f"at most {plan.forwards:,.0f} forward passes of a minibatch, and {gradients} if matching is needed"
-    return gradients
-
-
 def _describe(plan: Plan) -> list[Row]:
     images = ", ".join(f"{count:,} {split}" for split, count in plan.images.items())
     held = f", {len(plan.held)} kept in place by tables" if plan.held else ""
+    price = f"{plan.gradients:,} gradients of a minibatch"
+    if plan.method == AUTO:
+        price = f"at most {plan.forwards:,.0f} forward passes of a minibatch, and {price} if matching is needed"
     stacks = "leading directions of the gradients" if plan.compressed else "all gradients"
     rows = [
         ("model", f"{plan.architecture}, {plan.parameters:,} parameters, {plan.classes} classes"),
@@ -213,7 +209,7 @@ def _describe(plan: Plan) -> list[Row]:
         ("data", f"{plan.data} ({images})"),
         ("images", plan.made),
         ("bases", plan.relation.sentence),
-        ("port", f"{plan.method}, {plan.steps} steps, {_describe_price(plan)}"),
+        ("port", f"{plan.method}, {plan.steps} steps, {price}"),
     ]
     if plan.finetune_steps:
         rows.append(("then", f"fine-tuning, {plan.finetune_steps:,} steps"))

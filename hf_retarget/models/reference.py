@@ -222,8 +222,8 @@ def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = N
     elif how.arch:
         about = describe_architecture(how.arch, how.options, pretrained=False)
     else:
-        known = next((each for each in present if each.endswith(PICKLES)), None)
-        convert = f", or convert its {known} (hf-retarget convert)" if known else ""
+        pickle = next((each for each in present if each.endswith(PICKLES)), None)
+        convert = f", or convert its {pickle} (hf-retarget convert)" if pickle else ""
         raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; give its architecture with --arch{convert}")
     entries = read_card(folder / CARD) if (folder / CARD).is_file() else {}
     about = replace(about, config={**find_licence(entries), **about.config})
@@ -261,9 +261,8 @@ def _in_file(path: Path, how: _Reading) -> _Found:
 
 def _in_timm(name: str, how: _Reading) -> _Found:
     if not is_timm(name):
-        raise ModelError(
-            f"'{name}' is not a file, folder, Hub id (org/name) or timm model{_near_files(Path(name)) or suggest_names(name)}"
-        )
+        near = _near_files(Path(name)) or suggest_names(name)
+        raise ModelError(f"'{name}' is not a file, folder, Hub id (org/name) or timm model{near}")
     architecture, _, tag = name.partition(".")
     tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
     if not tags or (tag and tag not in tags):

@@ -347,7 +347,8 @@ def plan(
         raise PortError("a port without images costs little more than reading the models; leave out --dry-run")
     inputs = load_inputs((src_base, src_ft, new_base), images, given.complete(chosen), run, given)
     contest = Contest(inputs, run, Workplace(None))
-    contest.refuse_nonsense()
+    if errors := list_errors(look_at_gates(Evidence(inputs.relation, inputs.head_tuned))):
+        raise PortError(errors[0])
     if given.permutation is not None:
         _ = contest.given_permutation  # an error if it does not fit
     chosen, problem, traced = contest.recipe, contest.problem, contest.traced

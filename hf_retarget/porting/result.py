@@ -435,7 +435,8 @@ def draw_samples(contest: Contest) -> tuple[dict[str, Any], dict[int, bytes]]:
     for number, one, two in zip(read, ours.test.predictions, (theirs or ours).test.predictions, strict=False):
         label = int(test.targets[number])
         said = {ours.contender.name: one} | ({theirs.contender.name: two} if theirs else {})
-        kind = _judge_image(one == label, two == label)
+        right = (one == label, two == label)
+        kind = {(True, True): "both", (True, False): "only ours", (False, True): "only theirs"}.get(right, "neither")
         kinds[kind].append((number, {"number": number, "label": label, "predictions": said, "kind": kind}))
     chosen: list[dict[str, Any]] = []
     thumbnails: dict[int, bytes] = {}
@@ -455,10 +456,6 @@ def draw_samples(contest: Contest) -> tuple[dict[str, Any], dict[int, bytes]]:
         "images": chosen,
     }
     return facts, thumbnails
-
-
-def _judge_image(ours: bool, theirs: bool) -> str:
-    return "both" if ours and theirs else "only ours" if ours else "only theirs" if theirs else "neither"
 
 
 def _make_thumbnail(test: Split, number: int) -> bytes | None:

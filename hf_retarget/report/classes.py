@@ -113,11 +113,11 @@ def draw_confusion(document: PortDocument) -> Chart | None:
     return drawing.finish(f"Confusion matrix of {len(matrix)} classes; {percent(right)} lies on the diagonal.")
 
 
-def list_confusions(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[tuple[str, str, int, float]]:
+def list_confusions(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> list[tuple[str, ...]]:
     """True class, predicted class, count and share of the true class for each confusion, most frequent first."""
     wrong = [(count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if i != j and count]
     ranked = sorted(wrong, key=lambda each: (-each[0], each[1:]))
-    return [(names[i], names[j], count, count / sum(matrix[i])) for count, i, j in ranked]
+    return [(names[i], names[j], f"{count:,}", percent(count / sum(matrix[i]))) for count, i, j in ranked]
 
 
 # ---- single images

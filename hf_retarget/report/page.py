@@ -103,7 +103,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "pin": ("#8b93a1", "#7d8694"),
     "box": ("#f3ecff", "#271f3a"),
 }
-"""Name -> (light, dark). Pages define these as CSS variables (``var(--accent)``) in ``templates/palette.css``.
+"""Name -> (light, dark). Pages define these as CSS variables (``var(--accent)``) by the macro ``variables``.
 
 Charts use the light value; in a page it becomes the variable of the first name with this value.
 """

@@ -72,6 +72,7 @@ def compose_report(
             problems.append(f"{name}: {type(error).__name__}: {error}")
     mark, verdict, kind = split_verdict(document.verdict)
     models = [each for each in (document.result, document.rival) if each]
+    confusions = classes.list_confusions(document.result.test.confusion or (), document.data.class_names)
     html = render(
         "report.html",
         title=f"{document.models['target'].architecture}: a fine-tuning, ported to a new base",
@@ -87,9 +88,7 @@ def compose_report(
         charts=charts,
         class_columns=("class", *(each.row.label for each in models)),
         classes=[(name, *map(percent, shares[: len(models)])) for name, *shares in classes.list_classes(document)],
-        confusions=classes.list_confusions(document.result.test.confusion or (), document.data.class_names)[
-            :_CONFUSIONS
-        ],
+        confusions=confusions[:_CONFUSIONS],
         samples=classes.list_samples(document, thumbnails or {}),
         inputs=list_inputs(document),
         options=_flatten(document.recipe, ""),

@@ -199,17 +199,17 @@ def test_check_reads_headers_only(base, base_folder, make, adapt, connected, tmp
 # ---- what strangers may write
 
 FORBIDDEN = {
-    "an unknown kind": ({"peft_type": "MAGIC"}, "is of the kind 'MAGIC', which cannot be merged"),
-    "no kind": ({"peft_type": None}, "is of the kind None"),
-    "a kind that compiles": ({"peft_type": "BOFT"}, "those that can: LORA"),
+    "an unknown kind": ({"peft_type": "MAGIC"}, "has the peft_type 'MAGIC', which cannot be merged"),
+    "no kind": ({"peft_type": None}, "has the peft_type None"),
+    "a kind that compiles": ({"peft_type": "BOFT"}, "supported: LORA"),
     "a kind that is no text": ({"peft_type": ["LORA"]}, "cannot be merged"),
-    "a regular expression": ({"target_modules": "(a+)+b"}, "it must be a list of names of modules"),
-    "one in a list": ({"target_modules": ["(a+)+b"]}, "it must be a list of names"),
+    "a regular expression": ({"target_modules": "(a+)+b"}, "it must be a list of module names"),
+    "one in a list": ({"target_modules": ["(a+)+b"]}, "it must be a list of module names"),
     "one to save": ({"modules_to_save": ["(.*)*x"]}, "modules_to_save"),
     "one for ranks": ({"rank_pattern": {"(.*)*x": 3}}, "rank_pattern"),
     "one for layers": ({"layers_to_transform": [0], "layers_pattern": "(.*)*"}, "layers_pattern"),
     "code": ({"auto_mapping": {"parent_library": "os", "base_model_class": "system"}}, "auto_mapping"),
-    "code of Megatron": ({"megatron_config": {"a": 1}}, "has 'megatron_config', which is not among what is read"),
+    "code of Megatron": ({"megatron_config": {"a": 1}}, "has 'megatron_config', which is not a supported entry"),
     "a core of Megatron": ({"megatron_core": "antigravity"}, "megatron_core"),
     "another start": ({"init_lora_weights": "pissa"}, "others change the base"),
     "copied layers": ({"layer_replication": [[0, 4]]}, "layer_replication"),

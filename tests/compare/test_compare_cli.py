@@ -35,7 +35,7 @@ def test_in_a_process_of_its_own_it_prints_one_table_and_does_not_wait_for_torch
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=120, check=True)
     head, fgmt, sign, torch = done.stdout.splitlines()
     assert head.startswith("GROUP      RUNS")
-    columns = ("PORT", "TUNED MODEL", "NAIVE", "PLAIN", "FINE-TUNED ON", "BEST STEP", "MINIBATCHES", "TIME")
+    columns = ("PORT", "TUNED MODEL", "NAIVE", "PLAIN", "FINE-TUNED FURTHER", "BEST STEP", "MINIBATCHES", "TIME")
     assert all(column in head for column in columns)
     assert "FGMT" not in head, "ports by different methods are in one column"
     assert fgmt.split()[:5] == ["fgmt", "2", "55.0", "±", "7.1%"]

@@ -56,7 +56,7 @@ def judge(port: float, after: float | None = None, *, method: str = "fgmt", **ot
         ({"port": 0.6, "head": 0.4}, "Undecided:", "not compared with plain fine-tuning"),
         ({"port": 0.4, "head": 0.6}, "Not worth it:", "fit a head"),
         ({"port": 0.6, "plain": 0.4, "tuned": 0.8}, "Worth it:", "75% of the tuned model's 80.0%"),
-        ({"port": 0.6, "plain": 0.4, "method": "head"}, "No port needed:", "fit a head on the new base"),
+        ({"port": 0.6, "plain": 0.4, "method": "head"}, "No port needed:", "that is what was saved"),
     ],
 )
 def test_the_verdict_follows_the_figures(accuracies, begins, says):

@@ -267,6 +267,6 @@ def test_a_graph_without_gains_has_no_legend_of_gains(document):
 def test_the_most_frequent_mistakes_come_first():
     confusion = [[5, 1, 0, 0], [4, 2, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0]]
     assert list_confusions(confusion, [f"class {number}" for number in range(4)])[:2] == [
-        ("class 1", "class 0", 4, 4 / 6),
-        ("class 3", "class 1", 3, 1.0),
+        ("class 1", "class 0", "4", "66.7%"),
+        ("class 3", "class 1", "3", "100.0%"),
     ]
