@@ -31,8 +31,6 @@ def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: s
     texts = all(isinstance(options.get(name), (str, Path)) for name in _MODELS)
     if not texts or not document.contenders or not document.recipe.get("data", {}).get("reference"):
         return ""
-    if document.adapter:  # no command takes an adapter as a model
-        return ""
     images = ["--data", f"{out.rstrip('/')}/{RECIPE}", *(["--data-reference", data] if data else [])]
     teacher = [] if document.labelled else ["--teacher", models["src_ft"]]
     reading = _flags(options, _READING)
@@ -40,6 +38,8 @@ def advise(document: PortDocument, out: str, options: Mapping[str, Any], data: s
     if choose_action(document) == KEEP:
         return shlex.join(["hf-retarget", "evaluate", models["src_ft"], *images, *reading])
     better = find_better(document)
+    if document.adapter and not (better and better.row.is_alternative):
+        return ""  # no command continues from an adapter
     port, row = document.recipe["port"], document.port.row
     suffices = row.instead and not row.step  # a head, say: no port was needed
     if better is None and document.alternative is None and not suffices and port["control"] != "full":

@@ -144,17 +144,26 @@ def _write_example(document: PortDocument, library: str) -> str:
     if document.adapter is None or library not in _EXAMPLES:
         return _EXAMPLES.get(library, "")
     name, revision = json.dumps(base.hub_id or base.name), json.dumps(base.revision) if base.hub_id else None
+    pinned = f", revision={revision}" if revision else ""
     if library == "timm":
         place = f"hf-hub:{base.hub_id}@{base.revision}" if base.hub_id else f"local-dir:{base.name}"
         load = f"base = timm.create_model({json.dumps(place)}, pretrained=True, num_classes={classes})"
     else:
-        pinned = f", revision={revision}" if revision else ""
         load = (
             f"base = transformers.AutoModelForImageClassification.from_pretrained(\n    {name}{pinned}, "
             f"num_labels={classes}, ignore_mismatched_sizes=True\n)"
         )
+    use = _EXAMPLES["timm"].partition("transform = ")[2].replace("(model)", "(base)")
+    use = f"transform = {use}"
+    if library == "transformers":
+        use = (
+            f"processor = transformers.AutoImageProcessor.from_pretrained({name}{pinned})\n"
+            'image = processor(Image.open("image.jpg").convert("MODE"), return_tensors="pt")  # SIZE\n'
+            "print(model(**image).logits.softmax(-1))\n"
+        )
     return (
-        f'import {library}\nfrom peft import PeftModel\n\n{load}\nmodel = PeftModel.from_pretrained(base, "{_LOCAL}")'
+        f"import {library}\nfrom peft import PeftModel\nfrom PIL import Image\n\n{load}\n"
+        f'model = PeftModel.from_pretrained(base, "{_LOCAL}").eval()\n{use}'
     )
 
 
@@ -228,19 +237,20 @@ def _render(rows: Rows, *, data: Document, recipe: Document, command: str, examp
 def _show_use(example: str, data: Document) -> str:
     """Fill in the image format of an example."""
     size = [int(each) for each in (data.get("preprocess") or {}).get("input_size") or ()]
-    words = f"{'×'.join(map(str, size))}, normalised as config.json says" if size else "as config.json says"
+    words = f"{'×'.join(map(str, size))}, normalised" if size else "preprocessed"
+    words += " as config.json says"
     return example.strip().replace("MODE", "L" if size[:1] == [1] else "RGB").replace("SIZE", words)
 
 
 def _list_changes(recipe: Document) -> dict[str, Any]:
     """The fields of a recipe that differ from the defaults or have none."""
-    defaults = json.loads(json.dumps(Recipe().to_dict()))
+    defaults = json.loads(json.dumps(Recipe().to_dict())) | {"name": "custom"}
     kept = {}
     for name, value in recipe.items():
         known = defaults.get(name)
         if isinstance(value, dict) and isinstance(known, dict):
             value = {key: each for key, each in value.items() if key not in known or each != known[key]}
-        if value not in ({}, None):
+        if value not in ({}, None, "") and value != defaults.get(name):
             kept[name] = value
     return kept
 
