@@ -198,7 +198,8 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(str(path), "pt") as file:
             content = parse_json((file.metadata() or {}).get(_FACTS, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+            # Copies lie in memory as torch's own tensors do: the last digits of a product depend on that.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, ValueError, RuntimeError, OverflowError, TypeError) as error:
         raise OSError(str(error).partition("\n")[0]) from error  # torch appends its own stack
     if not isinstance(content, dict):

@@ -177,7 +177,7 @@ def test_an_adapter_on_the_hub_is_compared_with_its_base(base, base_folder, adap
     assert "cannot be compared" in load_tuned("ada/tuned", old).notes[0]
     name(base_model_name_or_path=None)
     assert "does not name its base" in load_tuned("ada/tuned", old).notes[0]
-    with pytest.raises(AdapterError, match="is an adapter, and no whole model: it can be ported"):
+    with pytest.raises(AdapterError, match="is an adapter, not a whole model; it can be ported"):
         load_checkpoint("ada/tuned")
 
 

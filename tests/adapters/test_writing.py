@@ -233,7 +233,7 @@ def test_the_terminal_says_it_and_the_folder_is_pushed(ported, colours, short, c
     assert document.adapter.test.loss != document.port.test.loss, "what is lost shows"
     refused = CliRunner().invoke(main, ["evaluate", str(tmp_path / "out"), "--data", str(colours)])
     assert refused.exit_code == 1
-    assert "is an adapter, and no whole model" in refused.stderr
+    assert "is an adapter, not a whole model" in refused.stderr
 
 
 def test_a_model_of_transformers(tmp_path, colours, short):

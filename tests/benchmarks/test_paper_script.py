@@ -88,6 +88,7 @@ def stocked(hub: Hub, tmp_path: Path) -> Hub:
 
 
 @pytest.mark.skipif(not shutil.which("sh"), reason="needs a shell")
+@pytest.mark.slow
 def test_every_port_of_the_script_can_be_planned(stocked: Hub, tmp_path: Path) -> None:
     folder, tools, log = tmp_path / "work", tmp_path / "bin", tmp_path / "commands"
     folder.mkdir()

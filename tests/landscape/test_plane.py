@@ -65,11 +65,12 @@ def own_score(model: nn.Module, colours) -> dict:
     """The score of a model after a reset of BatchNorm, by the parts that a port uses."""
     from hf_retarget.data import choose_preprocess, derive_seed, load_data
     from hf_retarget.evaluation.batchnorm import reset_batchnorm
-    from hf_retarget.evaluation.scorer import score_model
+    from hf_retarget.evaluation.scorer import score_model, set_layout
 
     checkpoint = load_checkpoint(model)
     data = load_data(str(colours), SMALL.data, choose_preprocess(checkpoint, 12))
     built = checkpoint.build()
+    set_layout(built, torch.channels_last)  # as scores are computed
     reset_batchnorm(built, data.train.batches(16, seed=derive_seed(3, "batchnorm"), count=2))
     found = score_model(built, data.test.batches(SMALL.port.eval_batch), 3)
     return {"loss": found.loss, "top1": found.top1, "top5": found.top5}

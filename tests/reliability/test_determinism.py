@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from tiny_lm import save_trio
 
 from hf_retarget.cli import main
+from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting import resume
 from hf_retarget.training import loop
@@ -116,3 +117,10 @@ def test_a_run_that_is_interrupted_at_every_step(commands, tmp_path, monkeypatch
     assert steps >= 2
     assert run(commands[kind], whole) == 0
     assert read(out) == read(whole)
+
+
+def test_tensors_from_a_file_are_aligned_as_those_of_torch(tmp_path):
+    """Else the last digits of products differ after `--resume`."""
+    save_tensors(tmp_path / "a.safetensors", {"a": torch.ones(1), "b": torch.ones(5, 7), "c": torch.ones(3)}, {})
+    tensors, _ = load_tensors(tmp_path / "a.safetensors")
+    assert [each.data_ptr() % 64 for each in tensors.values()] == [0, 0, 0]

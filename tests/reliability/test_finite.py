@@ -72,7 +72,7 @@ def test_a_model_from_python_whose_weights_are_none_is_not_saved(tmp_path):
     net = timm.create_model("test_resnet", num_classes=10, in_chans=1)
     like = load_checkpoint(net)
     net.fc.bias.data[0] = float("nan")
-    with pytest.raises(rt.NotFiniteError, match=r"'fc\.bias' holds NaN or infinite numbers"):
+    with pytest.raises(rt.NotFiniteError, match=r"'fc\.bias' holds NaN or infinite values"):
         save_model(tmp_path / "saved", net.state_dict(), like)
     assert not (tmp_path / "saved" / "model.safetensors").exists()
 
