@@ -195,6 +195,8 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    if Path(path).exists() and not Path(path).is_file():  # opening a pipe would block
+        raise OSError("it is not a regular file")
     try:
         with safe_open(str(path), "pt") as file:
             content = parse_json((file.metadata() or {}).get(_FACTS, "{}"))

@@ -61,6 +61,12 @@ class _Commands(click.Group):
                 raise
             line = " ".join(each.strip() for each in str(error).splitlines())  # libraries write long messages
             raise click.ClickException(plain(line)) from error
+        except (MemoryError, RuntimeError) as error:
+            lacking = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+            if ctx.meta.get(DEBUG) or not lacking:
+                raise
+            advice = "use smaller batches (--batch-size, --micro-batch) or images, or a machine with more"
+            raise click.ClickException(f"there is not enough memory; {advice}") from error
 
 
 @contextmanager

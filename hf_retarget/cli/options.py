@@ -111,7 +111,7 @@ run_options = _together(
     click.option(
         "--num-workers",
         "workers",
-        type=click.IntRange(min=0),
+        type=click.IntRange(min=0, max=256),
         default=0,
         show_default=True,
         help="Processes that load images; results do not depend on it.",

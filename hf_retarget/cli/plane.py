@@ -42,7 +42,9 @@ _RECIPE = ("bn_batches", "batch_size", "seed")
     metavar="PORT",
     help="Add the picture to the report of this port (default for DIR: PORT/plane).",
 )
-@click.option("--grid", type=click.IntRange(min=2), metavar="N", help="Points along a side (33 for a line, else 17).")
+@click.option(
+    "--grid", type=click.IntRange(min=2, max=201), metavar="N", help="Points along a side (33 for a line, else 17)."
+)
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, max=10),

@@ -23,6 +23,7 @@ from hf_retarget.graph.permutation import Axis, Block, Factor, Layout, Permutati
 from hf_retarget.names import GRAPH, PERMUTATION
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
+_MOST = 1 << 26  # neurons of a group, more than any model has
 _FORMAT = "hf-retarget/permutation-graph/1"
 
 
@@ -274,7 +275,7 @@ class PermutationGraph:
         """Raise ValueError for errors that would otherwise only show when the graph is used."""
         known = {None, *self._by_name}
         for group in self.groups:
-            if not known.issuperset(group.outer) or min(group.shape) < 1:
+            if not known.issuperset(group.outer) or min(group.shape) < 1 or math.prod(group.shape) > _MOST:
                 raise ValueError(f"group '{group.name}' has impossible sizes")
         for name, layout in self.layouts.items():
             size = math.prod(layout.shape)

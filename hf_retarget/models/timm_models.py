@@ -108,7 +108,7 @@ def _import_factory(reference: str) -> Callable[..., Any]:
     sys.path.append(here)  # as `python -m` does, but last: no file here shadows an installed package
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"'{reference}' cannot be imported: {error}") from error
     finally:
         if sys.path[-1] == here:

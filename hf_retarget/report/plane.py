@@ -222,7 +222,7 @@ def draw_plane_page(figures: Figures, chart: Chart | None = None) -> str:
 
 def show_in_report(report: Path, figures: Figures) -> None:
     """Add a section with the picture to the report of a port, replacing an earlier one."""
-    bare = _OLD.sub("", read_bytes(report, MAX_DOCUMENT_BYTES).decode())
+    bare = _OLD.sub("", read_bytes(report, MAX_DOCUMENT_BYTES).decode(errors="replace"))
     place = _BEFORE.search(bare)
     if place is None:
         raise RetargetError(f"'{report}' is not the report of a port; nothing was added")

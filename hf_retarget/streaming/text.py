@@ -74,11 +74,14 @@ def encode_texts(path: str | Path, tokenizer: Repository, sides: Iterable[Reposi
         )
     try:
         made = Tokenizer.from_str(tokenizer.companions[TOKENIZER].read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises plain exceptions
+        made.no_truncation()
+        made.no_padding()
+        encoded = made.encode_batch(texts)
+    except BaseException as error:  # the library raises plain exceptions, and panics that are none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelError(f"{TOKENIZER} in '{tokenizer.reference}' cannot be used: {error}") from error
-    made.no_truncation()
-    made.no_padding()
-    pieces = [each.ids[:longest] for each in made.encode_batch(texts)]
+    pieces = [each.ids[:longest] for each in encoded]
     for number, piece in enumerate(pieces, 1):
         if beyond := next((each for each in piece if each >= most), None):
             raise DataError(

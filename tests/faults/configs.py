@@ -215,6 +215,7 @@ def _preprocess(text: str | None, bench: Bench, folder: Path) -> tuple[object, .
 
 
 ROWS = [
+    Row("references", "dots for a module", lambda bench, folder: ("inspect", "..:x"), ("cannot be imported",)),
     *(Row("configurations", name, partial(_changed, changes, ("convert",)), says) for name, changes, says in TIMM),
     *(Row("configurations", name, partial(_changed, changes, ("evaluate",)), says) for name, changes, says in PICTURES),
     *(Row("configurations", name, partial(_changed, changes, ("evaluate",)), code=0) for name, changes in OVERRULED),

@@ -157,8 +157,20 @@ def _twice(index: torch.Tensor) -> torch.Tensor:
     return changed
 
 
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _hole(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 44)
+
+
 PERMUTATIONS: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] = [
     ("empty", lambda path: path.write_bytes(b""), ("permutation",)),
+    ("a pipe", _pipe, ("not a regular file",)),
+    ("a hole of 16 TB", _hole, ("Error: ",)),
     ("a byte flipped", _flip, ("checksum",)),
     ("facts a list", _permutation(lambda tensors, facts: [[]]), ("permutation", "object")),
     ("facts nested", lambda path: save_file(load_file(path), path, {"hf-retarget": _DEEP}), ("permutation",)),
@@ -198,6 +210,7 @@ GRAPHS: list[tuple[str, Change | str, tuple[str, ...]]] = [
     ("a group that is a number", _set("groups", 0, to=3), ("groups",)),
     ("a size that is negative", _set("groups", 0, "size", to=-1), ("size",)),
     ("a size that is a text", _set("groups", 0, "size", to="8"), ("size",)),
+    ("a size beyond memory", _set("groups", 0, "size", to=10**12), ("impossible sizes",)),
     ("a size beyond 64 bits", _set("groups", 0, "size", to=2**63), ("graph.json",)),
     ("no layouts", _gone("layouts"), ("layouts",)),
     ("no groups", _gone("groups"), ("groups",)),
@@ -256,6 +269,7 @@ TRAJECTORIES: list[tuple[str, Callable[[Path, Path], object], tuple[str, ...]]] 
     ("a step that is not there", lambda _, index: index.write_text('{"steps": [0, 1, 2, 3]}'), ("step-000003",)),
     ("a step of 5,000 digits", lambda _, index: index.write_text('{"steps": [0, ' + "9" * 5000 + "]}"), ("trajectory.json",)),
     ("a step cut", lambda place, _: os.truncate(place / _ONE, 500), (_ONE,)),
+    ("a step that is a pipe", lambda place, _: _pipe(place / _ONE), ("not a regular file",)),
     ("a step without a tensor", _in_step(lambda tensors: tensors.pop("conv1.0.weight")), ("conv1.0.weight",)),
     ("a step of another shape", _in_step(lambda tensors: tensors.update({"fc.bias": torch.zeros(3)})), ("fc.bias",)),
     ("a step not finite", _in_step(lambda tensors: tensors["fc.bias"].fill_(float("nan"))), ("fc.bias", "finite")),

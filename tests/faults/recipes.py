@@ -167,6 +167,7 @@ NUMBERS: list[tuple[str, tuple[object, ...], tuple[str, ...], int]] = [
     ("device that is not here", ("--device", "cuda:7"), ("cuda",), 1),
     ("precision unknown", ("--precision", "int4"), ("int4",), 2),
     ("workers negative", ("--num-workers", -1), ("--num-workers",), 2),
+    ("workers beyond reason", ("--num-workers", 10**5), ("--num-workers",), 2),
     ("batch of one image", ("--batch-size", 1, "--method", "fgmt"), ("BatchNorm",), 1),
     ("one image at a time", ("--micro-batch", 1, "--method", "fgmt"), ("BatchNorm",), 1),
     ("initial head that is not there", ("--initial-head", "nosuch"), ("nosuch",), 2),
@@ -215,7 +216,10 @@ SHARDS: list[tuple[str, str]] = [
     (text, f"shard {text}") for text in ("2/2", "-1/2", "1", "1/0", "a/b", "1/2/3", "1.5/2", "")
 ]
 
+GRIDS = (1, 202, 10**9, 10**30)
+
 ROWS = [
+    *(Row("numbers", f"plane, grid {n}", _run("plane", "x/a", "x/b", *DATA, "--grid", n), ("--grid",), 2) for n in GRIDS),
     *(Row("recipes", name, partial(_show, text), says) for name, text, says in TEXTS),
     *OTHERS,
     *(Row("numbers", name, _port(*more), says, code) for name, more, says, code in NUMBERS),
