@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = "hf-retarget/port/2"
 _NAMED = 3  # tensors in a sentence
+_LARGEST = 1e30
 
 
 def _check_accuracies(*values: float | None) -> None:
@@ -469,6 +470,8 @@ def parse_document(content: Any) -> PortDocument:
         raise ValueError(f"it is not a port: its format is {kind!r}, not {FORMAT!r}")
     from pydantic import ValidationError
 
+    if large := _find_large(content):
+        raise ValueError(f"no figure of a port is so large (in '{large}')")
     try:
         # A lone surrogate, as in an undecodable file name, is not valid JSON. Unknown keys are ignored.
         return _adapter().validate_json(json.dumps(content, ensure_ascii=False).encode(errors="replace"), strict=True)
@@ -476,6 +479,14 @@ def parse_document(content: Any) -> PortDocument:
         first = error.errors(include_url=False)[0]
         where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{what} (in '{where}')" if where else what) from error
+
+
+def _find_large(value: Any, where: str = "") -> str:
+    """Where a number is too large for any figure of a port; statistics of such numbers overflow."""
+    if isinstance(value, (dict, list)):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (_find_large(each, f"{where}.{name}") for name, each in inner)), "")
+    return where.lstrip(".") if isinstance(value, float) and abs(value) > _LARGEST else ""
 
 
 def make_schema() -> dict[str, Any]:

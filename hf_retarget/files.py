@@ -303,7 +303,7 @@ def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
 
     with lock_entry(folder, refuse):
         owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        note.write_text(to_json(owner) + "\n", encoding="utf-8")  # not atomic: a torn note is ignored
+        write_text(note, to_json(owner) + "\n")  # in place of whatever is there, also of a link
         try:
             yield
         finally:

@@ -122,7 +122,10 @@ def _agrees(path: Path, recipe: Mapping[str, Any]) -> bool:
     """Whether recipe.yaml agrees with port.json, which may have fields that were added in later versions."""
     load_recipe(path)  # an error if it cannot be read
     sections = {name: part for name, part in read_yaml(path).items() if isinstance(part, dict)}
-    return all(recipe[name].get(key, value) == value for name, part in sections.items() for key, value in part.items())
+    known = {name: part for name, part in recipe.items() if isinstance(part, dict)}
+    return all(
+        known.get(name, {}).get(key, value) == value for name, part in sections.items() for key, value in part.items()
+    )
 
 
 def _compare_input(facts: ModelFacts, given: Any, token: str | None) -> tuple[Pin, list[str]]:

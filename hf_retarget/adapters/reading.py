@@ -33,6 +33,7 @@ PREFIX = "base_model.model."
 _WRAPPED = "timm_model."
 """The prefix of tensor names of a timm model in transformers."""
 
+_LONGEST = 10_000  # entries of a list
 _ROOM = 4
 """How many numbers an adapter may add to a model, as a multiple of those in its file."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -196,7 +197,7 @@ def _are_ranks(value: Any) -> bool:
 
 
 def _are(values: Any, accepts: Callable[[Any], Any]) -> bool:
-    return isinstance(values, list) and len(values) <= MAX_SIZE and all(map(accepts, values))
+    return isinstance(values, list) and len(values) <= _LONGEST and all(map(accepts, values))
 
 
 def _is_name(value: Any) -> bool:

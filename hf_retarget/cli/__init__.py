@@ -5,6 +5,7 @@ Heavy imports such as torch and timm wait until a command runs, so that ``--help
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -42,10 +43,13 @@ class _Commands(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run; with several processes, exit without torch's cleanup, which may abort them."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # escape what its encoding lacks
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
-            if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "torch" in sys.modules:
+            if os.environ.get("WORLD_SIZE", "1") not in ("", "1") and "torch" in sys.modules:
                 from hf_retarget.run import leave
 
                 leave(end.code if isinstance(end.code, int) else int(end.code is not None))

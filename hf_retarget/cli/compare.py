@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hf_retarget.cli.options import debug_option
-from hf_retarget.cli.show import echo, echo_json, print_table, write_file
+from hf_retarget.cli.show import check_target, echo, echo_json, print_table, write_file
 
 _EXAMPLE = """\b
 Examples:
@@ -48,6 +50,8 @@ def compare(
     Ports that differ only in their seeds form a group, of which mean and deviation are shown. A DIR is the folder of a
     port, or a folder of such folders. Unreadable ports are reported and left out, and the exit code is then 1.
     """
+    check_target(html, ".html")
+    check_target(table, ".csv")
     from hf_retarget.comparison import compare
     from hf_retarget.report.comparison import draw_comparison_page, list_runs, make_table
 
@@ -65,7 +69,12 @@ def compare(
         write_file(html, draw_comparison_page(document))
     if table:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(list_runs(document))
+        csv.writer(text, lineterminator="\n").writerows(map(_as_text, list_runs(document)))
         write_file(table, text.getvalue())
     if found.problems:
         ctx.exit(1)
+
+
+def _as_text(row: Iterable[Any]) -> list[Any]:
+    """Keep spreadsheets from reading names in ports of strangers as formulas."""
+    return [f"'{each}" if isinstance(each, str) and each[:1] in ("=", "+", "-", "@") else each for each in row]

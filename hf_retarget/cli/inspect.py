@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hf_retarget.cli.options import debug_option, model_argument
-from hf_retarget.cli.show import echo_json, write_file
+from hf_retarget.cli.show import check_target, echo_json, write_file
 from hf_retarget.progress import status
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def inspect(  # more than seven parameters: each is an option of this command on
     package.module:factory. It is built without weights: from the Hub, only its configuration and the headers of its
     safetensors are downloaded.
     """
+    for path, suffix in ((svg, ".svg"), (html, ".html"), (save, ".json")):
+        check_target(path, suffix)
     from hf_retarget.inspection import draw_page, draw_picture, print_summary, summarise
 
     graph, check = derive(model, verified, {name: value for name, value in options.items() if value is not None})

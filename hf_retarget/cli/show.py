@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_retarget.errors import RetargetError
 from hf_retarget.files import to_json, write_text
 from hf_retarget.untrusted import plain
 from hf_retarget.words import percent, plural
@@ -86,6 +87,12 @@ def print_scores(document: PortDocument) -> None:
     shown = [place for place, column in enumerate(columns) if column not in hidden]
     names = ["also" if columns[place].startswith("top-1, ") else columns[place] for place in shown]
     print_table(tuple(names), [tuple(row[place] for place in shown) for row in rows])
+
+
+def check_target(path: Path | None, suffix: str) -> None:
+    """Refuse to overwrite anything but an earlier file of the same kind."""
+    if path is not None and path.exists() and (not path.is_file() or path.suffix != suffix):
+        raise RetargetError(f"'{path}' exists and is not a {suffix} file; name another file")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from hf_retarget.untrusted import read_bytes
 FORMATS = ("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats that are decoded. Some of PIL's other formats start programs (EPS) or are not images."""
 MAX_IMAGE_BYTES = 256 << 20
+_LONGEST = 10_000  # times the shorter side
 
 TRAIN = ("train", "training")
 TEST = ("test", "testing", "validation", "valid", "val", "dev")
@@ -333,6 +334,8 @@ def open_image(content: bytes) -> Image.Image:
     Image.init()  # registers the less common formats
     try:
         with Image.open(io.BytesIO(content), formats=[each for each in FORMATS if each in Image.OPEN]) as image:
+            if max(image.size) > _LONGEST * min(image.size):  # scaled, it would fill the memory
+                raise ValueError(f"its sides of {image.width} and {image.height} pixels are too different")
             ImageOps.exif_transpose(image, in_place=True)  # also loads it
             if image.mode in ("F", "LAB"):  # PIL would clip floats at 255, and does not convert LAB
                 raise ValueError(f"its pixels have mode {image.mode}; save it in colour or greyscale with 8 bits")

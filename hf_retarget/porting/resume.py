@@ -81,6 +81,8 @@ class Workplace:
                 raise PortError("only a run with an output folder can be resumed; give out=")
             return cls(None, **options)
         path = Path(out).expanduser().resolve()
+        if any("\udc80" <= letter <= "\udcff" for letter in str(path)):
+            raise PortError(f"{str(out)!a} is not a name in UTF-8; name another folder")
         if path.exists() and not path.is_dir():
             raise PortError(f"'{out}' is a file; name a new folder")
         if path == Path.cwd() or path in Path.cwd().parents:

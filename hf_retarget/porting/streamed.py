@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,16 @@ from hf_retarget.document import (
 )
 from hf_retarget.errors import ModelError, PortError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
-from hf_retarget.files import copy_folder, hash_file, hash_files, make_folder, write_json, write_text
+from hf_retarget.files import (
+    copy_folder,
+    hash_file,
+    hash_files,
+    load_record,
+    make_folder,
+    save_record,
+    write_json,
+    write_text,
+)
 from hf_retarget.models.reference import hash_weights
 from hf_retarget.models.relation import INDEPENDENT, compare_samples
 from hf_retarget.models.weights import KINDS
@@ -105,9 +115,13 @@ def port_streamed(
 
         def write_model() -> None:
             make_folder(folder)
+            for path in folder.iterdir():
+                if path.name not in shards or not _is_whole(path, _record(place, path.name)):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             for file in run.progress.track(shards, "adding the fine-tuning"):
                 if not (folder / file).exists():  # else written by an interrupted run
-                    write_shard(folder / file, shards[file], alpha, recipe.port.update)
+                    digest = write_shard(folder / file, shards[file], alpha, recipe.port.update)
+                    save_record(_record(place, file), {"sha256": digest})
             write_index(folder, shards)
             write_json(folder / MODEL_CONFIG, config)
             for name, path in _choose_tokenizer(plan).companions.items():
@@ -151,6 +165,19 @@ def port_streamed(
         with naming(place.folder, _AGAIN):
             place.finish(write, run)
         return StreamedPort(read_document(place.folder / PORT), place.folder)
+
+
+def _record(place: Workplace, file: str) -> Path:
+    """The record of a complete file of weights."""
+    return place.hidden / f"{file}.json"
+
+
+def _is_whole(path: Path, record: Path) -> bool:
+    """Whether a file of weights is what an interrupted run wrote."""
+    try:
+        return path.is_file() and not path.is_symlink() and load_record(record)["sha256"] == hash_file(path)
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 # ---- early checks

@@ -190,7 +190,7 @@ def _data_options(data: str) -> DataOptions:
         return load_recipe(data).data
     near = [path.name for path in Path().iterdir() if path.is_dir()] if "/" not in data else []
     meant = nearest(data, [*recipe_names(), *near])
-    if meant and "/" not in data and not Path(data).exists():
+    if meant and data != "none" and "/" not in data and not Path(data).exists():
         raise RecipeError(
             f"no recipe or data '{data}'{meant} Write a dataset on the Hub as org/name, a folder as ./name"
         )

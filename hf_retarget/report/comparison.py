@@ -237,7 +237,7 @@ def draw_curves(document: Document) -> Chart:
     tips: dict[float, str] = {}
     for number, (group, label) in enumerate(zip(groups, _labels(document), strict=True)):
         style = _style(number, find_contender(group["runs"][0]["winner"]))
-        units = [1 if same else run["steps"] for run in group["runs"]]
+        units = [1 if same else max(1, run["steps"]) for run in group["runs"]]
         curves = [
             [(at / unit, top1) for at, top1 in run["curve"]] for run, unit in zip(group["runs"], units, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import struct
@@ -46,8 +47,8 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
-def write_shard(path: Path, sums: Iterable[Sum], alpha: float, update: float) -> None:
-    """Write one file atomically, block by block."""
+def write_shard(path: Path, sums: Iterable[Sum], alpha: float, update: float) -> str:
+    """Write one file atomically, block by block, and return its sha256."""
     ordered = sorted(sums, key=lambda each: (-_width(each), each.name))  # aligned as safetensors does
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -55,11 +56,15 @@ def write_shard(path: Path, sums: Iterable[Sum], alpha: float, update: float) ->
         header[each.name] = {"dtype": each.kind, "shape": each.shape, "data_offsets": [end, end := end + each.size]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256(start := struct.pack("<Q", len(text)) + text)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(start)
         for each in ordered:
             for block in each.compute(alpha, update):
-                file.write(block.view(torch.uint8).numpy().data)
+                content = block.view(torch.uint8).numpy().data
+                file.write(content)
+                digest.update(content)
+    return digest.hexdigest()
 
 
 def _width(one: Sum) -> int:

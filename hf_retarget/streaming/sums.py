@@ -26,6 +26,7 @@ BLOCK = 1 << 19
 """Numbers of a tensor held in memory at once, per model."""
 _SAMPLE, _SAMPLES = 1 << 13, 1 << 22
 """Numbers sampled to measure the relation: from one tensor, and in total."""
+_PREFIXES = 100  # more than any library has
 _NAMED = 8
 """Maximum number of tensors or tokens named in a note."""
 
@@ -184,7 +185,8 @@ def _align(side: Repository, names: Mapping[str, Any]) -> Repository:
 
 def _find_prefixes(names: Iterable[str]) -> set[str]:
     """Prefixes used by libraries; those added by training scripts would make a model that no library can load."""
-    return {f"{name.partition('.')[0]}." for name in names} - {"module.", "_orig_mod."}
+    found = {f"{name.partition('.')[0]}." for name in names} - {"module.", "_orig_mod."}
+    return found if len(found) <= _PREFIXES else set()
 
 
 def _find(side: Repository, name: str, sides: Sides) -> StoredTensor | None:
@@ -217,7 +219,7 @@ def _fit(name: str, kind: str, parts: tuple[StoredTensor | None, ...], sides: Si
         rows, common, rest = fit_rows(*(each.shape[0] for each in whole))
         row = new.numbers // max(1, new.shape[0])
         return Sum(name, kind, (rows, *new.shape[1:]), whole, common * row, rest)
-    is_head = tuned.shape[0] == sides["tuned"].classes  # for different classes
+    is_head = tuned.shape[0] == sides["tuned"].classes > 0  # for different classes
     return Sum(name, kind, tuned.shape, whole, 0, "tuned") if is_head else None
 
 

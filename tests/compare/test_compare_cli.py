@@ -105,3 +105,33 @@ def test_the_page_in_a_browser(ports, port, document, tmp_path):
         assert page.run("document.documentElement.scrollWidth") <= 380
         assert page.complaints == []
         assert page.requests == []
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_nothing_but_an_earlier_page_or_table_is_overwritten(ports, tmp_path, option):
+    document = ports / "fgmt-0" / "port.json"
+    before = document.read_bytes()
+    os.mkfifo(tmp_path / "pipe.html")
+    for target in (document, tmp_path / "pipe.html"):
+        result = run(ports, option, target)
+        assert (result.exit_code, "name another file" in result.output) == (1, True)
+    assert document.read_bytes() == before
+
+
+def test_names_are_no_formulas_in_a_table(ports, tmp_path):
+    path = ports / "fgmt-0" / "port.json"
+    content = json.loads(path.read_text())
+    content["recipe"]["name"] = "=cmd|' /C calc'!A0"
+    path.write_text(json.dumps(content))
+    run(ports, "--csv", tmp_path / "table.csv")
+    cells = [cell for row in csv.reader((tmp_path / "table.csv").open()) for cell in row]
+    assert [cell for cell in cells if cell[:1] in "=+@" and cell] == []
+
+
+def test_figures_beyond_reason_are_damage(ports):
+    path = ports / "fgmt-0" / "port.json"
+    content = json.loads(path.read_text())
+    content["seconds"] = {"matching": 1.7e308}
+    path.write_text(json.dumps(content))
+    result = run(ports)
+    assert "(in 'seconds.matching')" in result.stderr

@@ -343,3 +343,10 @@ def test_a_result_that_is_saved_twice(trio, tmp_path):
     result.save(tmp_path / "saved", overwrite=True)
     assert weights(tmp_path / "saved") == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_the_note_of_a_lock_replaces_a_link(trio, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / ".ported.lock.json").symlink_to(tmp_path / "precious")
+    with lock_folder(tmp_path / "ported"):
+        assert (tmp_path / "precious").read_text() == "mine"

@@ -639,3 +639,59 @@ def test_room_that_finished_shards_have_taken_is_not_asked_for_again(tmp_path, m
 
 def _interrupt():
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("damage", ["flip", "empty", "link", "folder"])
+def test_a_damaged_file_of_an_interrupted_run_is_written_again(trio, tmp_path, monkeypatch, damage):
+    port(trio, tmp_path / "whole")
+    out, work = tmp_path / "out", tmp_path / ".out.work" / "model"
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_retarget.porting.streamed.write_index", lambda *_: _interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            port(trio, out)
+    path = work / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-9] ^= 4
+        path.write_bytes(content)
+    else:
+        path.unlink()
+        if damage == "empty":
+            path.touch()
+        elif damage == "link":
+            path.symlink_to(trio["src_ft"] / "model.safetensors")
+        else:
+            path.mkdir()
+    (work / "evil.py").write_text("")
+    port(trio, out, resume=True)
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
+
+
+def test_a_tensor_without_rows_is_not_a_head(trio, tmp_path):
+    rewrite(trio["src_ft"], lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(0, 16)}))
+    with pytest.raises(rt.ModelError, match="up_proj"):
+        port(trio, tmp_path / "out")
+
+
+def test_a_folder_called_notes_is_not_meant(trio, tmp_path, monkeypatch):
+    (tmp_path / "notes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    port(trio, tmp_path / "out")
+
+
+def test_a_tokenizer_that_panics_is_one_line(trio, tmp_path):
+    path = trio["src_ft"] / "tokenizer.json"
+    content = json.loads(path.read_text())
+    unknown = {"id": "X", "ids": [99], "tokens": ["X"]}
+    single = [{"SpecialToken": {"id": "Y", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": single,
+        "special_tokens": {"X": unknown},
+    }
+    path.write_text(json.dumps(content))
+    (tmp_path / "texts.txt").write_text("abc def\nghi jkl\n")
+    with pytest.raises(rt.ModelError, match=r"tokenizer\.json.* cannot be used"):
+        port(trio, tmp_path / "out", text=tmp_path / "texts.txt")
