@@ -42,7 +42,7 @@ def choose_head(
     """The kind of head for data with these classes and labels, never `auto`, and the reason."""
     check_head(head)
     if head in ("fresh", "zero"):
-        return head, "asked for"
+        return head, "as requested"
     if classes != checkpoint.num_classes:
         reason = f"the model has {checkpoint.num_classes} classes, the data {classes}"
         if head == "keep":
@@ -50,7 +50,7 @@ def choose_head(
         return "zero", reason
     if head == "auto" and checkpoint.labels and labels and match_names(labels, checkpoint.labels) is None:
         return "zero", "the labels of model and data differ"
-    return "keep", "asked for" if head == "keep" else "the classes of model and data agree"
+    return "keep", "as requested" if head == "keep" else "the classes of model and data agree"
 
 
 def make_model(checkpoint: Checkpoint, classes: int, head: str, seed: int = 0) -> nn.Module:
@@ -136,7 +136,7 @@ def fit_heads(
         >>> heads.policy, heads.target["fc"].shape
         ('zero', torch.Size([3, 2]))
     """
-    why = "asked for"
+    why = "as requested"
     if policy == "auto":
         foreseen, why = foresee_policy(source, tuned, target, names, labels_agree)
         policy, why = (foreseen, why) if foreseen else _choose_by_cosine(source, tuned, names)

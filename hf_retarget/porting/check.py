@@ -235,7 +235,7 @@ def _describe_head(
     sides: tuple[Checkpoint, Checkpoint, Checkpoint], comparison: Comparison, recipe: Recipe
 ) -> HeadFacts:
     policy: str | None = recipe.port.head
-    why = "asked for"
+    why = "as requested"
     if policy == "auto":
         policy, why = foresee_policy(
             sides[0].weights, sides[1].weights, sides[2].weights, comparison.head, comparison.labels_agree

@@ -212,7 +212,8 @@ def _make_part(root: ElementTree.Element, alt: str) -> str:
             parent.remove(sheet)  # it would apply to the whole page; style.css has the same rules
     for key in ("width", "height"):
         root.attrib.pop(key, None)
-    root.attrib.update({"aria-label": alt, "class": "chart", "role": "img", "tabindex": "0"})
+    wide = f"--width:{float(root.attrib['viewBox'].split()[2]) / 12:g}rem"  # on a phone, as wide as its letters need
+    root.attrib.update({"aria-label": alt, "class": "chart", "role": "img", "style": wide, "tabindex": "0"})
     for node in root.iter():
         if style := node.get("style"):
             style = style.replace(f"'{_FONT}'", "system-ui").replace(_FONT, "system-ui")
