@@ -207,6 +207,8 @@ def find_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
     found = {}
     for path in files:
         try:
+            if path.exists() and not path.is_file():  # opening a pipe would block
+                raise ValueError("it is not a regular file")
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 if length > MAX_CONFIG_BYTES:
