@@ -19,7 +19,7 @@ from hf_retarget.contenders import AFTER, BESIDE, PORT, Contender, contenders, f
 from hf_retarget.document_v1 import upgrade
 from hf_retarget.errors import PortError
 from hf_retarget.files import to_json, write_json
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json, refuse_large
 from hf_retarget.words import percent, size
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FORMAT = "hf-retarget/port/2"
 _NAMED = 3  # tensors in a sentence
-_LARGEST = 1e30
 
 
 def _check_accuracies(*values: float | None) -> None:
@@ -470,8 +469,7 @@ def parse_document(content: Any) -> PortDocument:
         raise ValueError(f"it is not a port: its format is {kind!r}, not {FORMAT!r}")
     from pydantic import ValidationError
 
-    if large := _find_large(content):
-        raise ValueError(f"no figure of a port is so large (in '{large}')")
+    refuse_large(content)
     try:
         # A lone surrogate, as in an undecodable file name, is not valid JSON. Unknown keys are ignored.
         return _adapter().validate_json(json.dumps(content, ensure_ascii=False).encode(errors="replace"), strict=True)
@@ -479,14 +477,6 @@ def parse_document(content: Any) -> PortDocument:
         first = error.errors(include_url=False)[0]
         where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{what} (in '{where}')" if where else what) from error
-
-
-def _find_large(value: Any, where: str = "") -> str:
-    """Where a number is too large for any figure of a port; statistics of such numbers overflow."""
-    if isinstance(value, (dict, list)):
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-        return next(filter(None, (_find_large(each, f"{where}.{name}") for name, each in inner)), "")
-    return where.lstrip(".") if isinstance(value, float) and abs(value) > _LARGEST else ""
 
 
 def make_schema() -> dict[str, Any]:

@@ -303,7 +303,9 @@ def lock_folder(folder: Path, *, enabled: bool = True) -> Iterator[None]:
 
     with lock_entry(folder, refuse):
         owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        write_text(note, to_json(owner) + "\n")  # in place of whatever is there, also of a link
+        note.unlink(missing_ok=True)  # it may be a link
+        with note.open("x", encoding="utf-8") as file:  # not atomic: a torn note is ignored
+            file.write(to_json(owner) + "\n")
         try:
             yield
         finally:

@@ -30,6 +30,8 @@ MAX_ENTRIES = 100_000
 """Entries of a YAML document, with aliases expanded."""
 MAX_INTEGER = 2**63 - 1
 """The largest integer of torch, numpy and safetensors."""
+MAX_FIGURE = 1e30
+"""Larger than any measured figure."""
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except line feed and tab, and marks that change text direction."""
@@ -218,3 +220,18 @@ def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:str", _text)
+
+
+def refuse_large(value: Any, where: str = "") -> None:
+    """Raise ValueError for numbers that are too large for any figure, since statistics of them overflow.
+
+    Example:
+        >>> refuse_large({"seconds": [1.0, 1e308]})
+        Traceback (most recent call last):
+        ValueError: no figure is as large as 1e+308 (in 'seconds.1')
+    """
+    if isinstance(value, (dict, list)):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            refuse_large(each, f"{where}.{name}")
+    elif isinstance(value, float) and abs(value) > MAX_FIGURE:
+        raise ValueError(f"no figure is as large as {value:g} (in '{where.lstrip('.')}')")

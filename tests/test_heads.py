@@ -39,7 +39,7 @@ def test_zero_gives_both_a_head_of_the_tuned_size(classes):
         assert list(found) == list(tuned)
         assert torch.equal(found["stem.weight"], base["stem.weight"])
         assert all(found[name].shape == tuned[name].shape and not found[name].any() for name in NAMES)
-    assert (heads.policy, heads.why) == ("zero", "asked for")
+    assert (heads.policy, heads.why) == ("zero", "as requested")
     if classes:
         assert source["fc.weight"].shape[0] == classes, "the input must stay as it is"
 

@@ -225,7 +225,7 @@ SHARDS: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] = [
     ("index a list", _index(lambda _: []), (INDEX,)),
     ("index without a map", _index(lambda _: {"metadata": {}}), (INDEX,)),
     ("map a list", _index(lambda content: content | {_MAP: []}), (INDEX,)),
-    ("map empty", _index(lambda content: content | {_MAP: {}}), ("no tensors",)),
+    ("map empty", _index(lambda content: content | {_MAP: {}}), ("names no files",)),
     ("map of numbers", _index(lambda content: content | {_MAP: dict.fromkeys(content[_MAP], 1)}), (INDEX,)),
     ("points above", _index(lambda content: content[_MAP].update({"fc.bias": "../x.safetensors"})), ("../x.safetensors",)),
     ("points to the root", _index(lambda content: content[_MAP].update({"fc.bias": "/etc/x.safetensors"})), ("/etc/x",)),

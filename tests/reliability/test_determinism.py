@@ -96,7 +96,7 @@ def test_a_run_that_is_interrupted_at_every_step(commands, tmp_path, monkeypatch
     owner, name = {
         "port": (resume.StepDiary, "write"),
         "finetune": (loop._Training, "_save"),
-        "streamed": ("hf_retarget.porting.streamed", "write_shard"),
+        "streamed": ("hf_retarget.porting.streamed", "save_record"),
     }[kind]
     owner = sys.modules[owner] if isinstance(owner, str) else owner
     keep, steps = getattr(owner, name), 0
