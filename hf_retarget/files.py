@@ -227,6 +227,8 @@ def _unseal(content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def hash_file(path: Path) -> str:
     """The sha256 of a file."""
+    if Path(path).exists() and not Path(path).is_file():  # reading a pipe would block
+        raise OSError(f"'{path}' is not a regular file")
     digest = hashlib.sha256()
     with Path(path).open("rb") as file:
         while block := file.read(1 << 20):
