@@ -117,6 +117,7 @@ def measure(name: str, seed: int, situation: str) -> dict[str, Any]:
                 "validation": each.validation,
                 "test": each.test.top1,
                 "also": each.also.top1 if each.also else None,
+                "flips": each.flips,
                 "price": round(each.price, 1),
                 "detail": each.detail,
             }

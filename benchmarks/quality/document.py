@@ -28,14 +28,14 @@ from quality.tables import (
     tabulate_seconds,
     tabulate_twists,
 )
-from quality.tasks import COMMITTED, FULL, TASKS
+from quality.tasks import FULL, TASKS, WHOLE
 
 
 def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = FULL) -> dict[str, str]:
     """Every generated part by name; pictures are drawn into `images` and linked as seen from `page`."""
     found = load_summaries(out)
     runs = [run for run in found if run["task"] in tasks]
-    whole = [run for run in found if run["task"] in COMMITTED]
+    whole = [run for run in found if run["task"] in WHOLE]
     cosines = load_cosines(out)
     basins = load_basins(out)
     drawn = draw_all(runs, cosines, images) if runs or cosines else {}

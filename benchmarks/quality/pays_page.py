@@ -63,23 +63,23 @@ _PRICE = """
 ## Accuracy over price
 
 What each contender costs, in gradients of a minibatch, and what it is worth on test images: the port, its parts, and
-plain fine-tuning of the new base with 10 to 100 minibatches, at the best of two to four rates.
+plain fine-tuning of the new base with 10 to 200 minibatches, at the best of two to four rates.
 
-![accuracy over price, four pairs of bases](images/price-pays.png)
+![accuracy over price, six pairs of bases](images/price-pays.png)
 
 ## Flips, and what they cost
 
 Test images that the tuned model has right and the other one wrong, and the reverse (*−/+*), and the price in gradients
-of a minibatch, a forward pass being a third of one. *plain-60* is the new base, fine-tuned with 60 minibatches.
+of a minibatch, a forward pass being a third of one. *head* is the new base with a closed-form head, *plain-60* the new
+base, fine-tuned with 60 minibatches.
 """
 
 _LABELS = """
 ## How many labels?
 
-ResNet-20 with so many training images of each class, a tenth of them to choose by; what gradients, heads and
+So many training images of each class (*all*: every one), a tenth of them to choose by; what gradients, heads and
 fine-tuning aimed at: *labels*, the *teacher* (the tuned model's answers), or *auto*, which lets validation images
-choose. *resnet20*: independent bases, five kinds of flowers. *turned-near*: bases of one lineage, twenty classes (which
-flower, and which way up), on which a closed-form head is far from enough.
+choose. *turned*: which flower, and which way up: twenty classes, on which a closed-form head is far from enough.
 """
 
 _PAY = """
@@ -212,18 +212,19 @@ def _write_robust(found: Records) -> str:
     return _ROBUST + _table(["pair", "n", *columns, "tuned, 50 noisy steps"], rows) if rows else ""
 
 
+_AIMS = ("labels", "teacher", "both")
+
+
 def _write_labels(found: Records) -> str:
     rows = []
-    for name in ("resnet20", "turned-near"):
-        for count in (20, 5, 1):
-            runs = [found.mean(name, "result", f"{count}-{how}") for how in ("labels", "teacher", "auto")]
-            if any(each is not None for each in runs):
-                seeds = len(found.all(name, f"{count}-auto"))
-                head = found.mean(name, "head", f"{count}-auto")
-                rows.append(
-                    [name, str(count), str(seeds), _percent(found.mean(name, "tuned")), *map(_percent, (head, *runs))]
-                )
-    titles = ["pair", "images of a class", "n", "tuned", "new base, head", "labels", "teacher", "auto"]
+    for name in (name for name in PAIRS if (name, "20-auto") in found):
+        for count in ("all", "20", "5", "1"):
+            auto = "labels" if count == "all" else f"{count}-auto"
+            aims = ("all-labels", "teacher", "all-both") if count == "all" else [f"{count}-{aim}" for aim in _AIMS]
+            figures = [found.mean(name, "tuned"), found.mean(name, "head", auto)]
+            figures += [found.mean(name, "result", each) for each in (*aims, auto)]
+            rows.append([name, count, str(len(found.all(name, auto))), *map(_percent, figures)])
+    titles = ["pair", "images of a class", "n", "tuned", "new base, head", *_AIMS, "auto"]
     return _LABELS + _table(titles, rows) if rows else ""
 
 
@@ -235,11 +236,14 @@ def _write_rules(found: Records) -> str:
     return _PAY + f"\n{len(cases)} cases: {words}.\n" + _table(["rule knows", "lost", "right"], rows)
 
 
+_FLIPPED = {"labels": "auto", "head": "head", "plain-60": "plain-60"}
+
+
 def _write_flips(found: Records) -> str:
     rows = []
     for name in (*found.related(), *found.apart()):
         cells = []
-        for situation in ("labels", "plain-60"):
+        for situation in _FLIPPED:
             runs = [each for each in found.all(name, situation) if "flips" in each]
             if not runs:
                 break
@@ -247,7 +251,7 @@ def _write_flips(found: Records) -> str:
             cells += [f"{lost:.0f} / {gained:.0f}", f"{mean(each['price'] for each in runs):.0f}"]
         else:
             rows.append([name, *cells])
-    titles = [f"{who}, {what}" for who in ("auto", "plain-60") for what in ("−/+", "price")]
+    titles = [f"{who}, {what}" for who in _FLIPPED.values() for what in ("−/+", "price")]
     return _PRICE + _table(["pair", *titles], rows) if rows else ""
 
 
@@ -345,9 +349,11 @@ PRICED = {
     "drift-resnet20-100": "ResNet-20, one lineage",
     "drift-vit-noisy-1000": "ViT, drifted, robust to noise",
     "drift-resnet20-noisy-1000": "ResNet-20, drifted, robust to noise",
+    "vit": "ViT, independent",
+    "resnet20": "ResNet-20, independent",
 }
 """The pairs of the picture, each with its title."""
-_PLAIN = (10, 20, 60, 100)
+_PLAIN = (10, 20, 60, 100, 200)
 
 
 def draw_prices(path: Path) -> None:
@@ -358,7 +364,7 @@ def draw_prices(path: Path) -> None:
     import matplotlib.pyplot as plt
 
     found = read_records()
-    figure, panels = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained", sharex=True)
+    figure, panels = plt.subplots(3, 2, figsize=(9, 9), layout="constrained", sharex=True)
     for axes, (name, title) in zip(panels.flat, PRICED.items(), strict=True):
         axes.axhline(
             100 * found.mean(name, "tuned"), color=LINES["tuned"][1], linestyle=":", label="tuned model (old base)"
@@ -367,7 +373,7 @@ def draw_prices(path: Path) -> None:
         line = [(x, 100 * y) for x, y in line if y is not None]
         axes.plot(*zip(*line, strict=True), "-o", color=LINES["plain-60"][1], markersize=4, label="plain fine-tuning")
         runs = found.all(name)
-        for who, marker in (("naive-line", "v"), ("naive-head", "^"), ("head", "d")):
+        for who, marker in (("naive-line", "v"), ("naive-head", "^"), ("head", "d"), ("matched", "o")):
             some = [each["contenders"][who] for each in runs if who in each["contenders"]]
             if some:
                 row = find_contender(who)
@@ -378,12 +384,13 @@ def draw_prices(path: Path) -> None:
         port = (mean(each["price"] for each in runs), 100 * found.mean(name, "result"))
         axes.plot(*port, "*", color=LINES["result"][1], markersize=11, linestyle="none", label="port, all of it")
         axes.set(title=f"{title} (d/τ {found.mean(name, 'drift'):.1f})", xscale="log")
-        axes.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+        ticks = (5, 10, 20, 50, 100, 200)
+        axes.set_xticks(ticks, map(str, ticks))
         axes.minorticks_off()
         axes.grid(alpha=0.25)
     for axes in panels[:, 0]:
         axes.set_ylabel("test accuracy, %")
-    for axes in panels[1]:
+    for axes in panels[-1]:
         axes.set_xlabel("price, in gradients of a minibatch")
     labelled = {
         label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)

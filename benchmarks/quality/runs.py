@@ -221,7 +221,7 @@ def perform(run: Run) -> dict[str, Any]:
         "seconds": document.seconds | {"after": sum(row["seconds"] for row in after)},
     }
     paths = [run.kept.folder / "summary.json"]
-    if bench.task.committed:
+    if bench.task.recorded:
         RECORDS.mkdir(parents=True, exist_ok=True)
         paths.append(RECORDS / f"{bench.task.name}.{run.method}.{run.seed}.json")
     for path in paths:
@@ -254,7 +254,7 @@ def forget(out: Path, task: str, methods: tuple[str, ...] = ()) -> None:
 
 
 def load_summaries(out: Path) -> list[dict[str, Any]]:
-    """All runs that are finished: those below a folder, and those whose records are committed."""
+    """All runs that are finished: those below a folder, and those that have left a record."""
     paths = [*sorted(RECORDS.glob("*.json")), *sorted(out.glob("*/runs/*/seed-*/summary.json"))]
     runs = [json.loads(path.read_text("utf-8")) for path in paths]
     return list({(run["task"], run["method"], run["seed"]): run for run in runs}.values())

@@ -120,7 +120,7 @@ class Task:
     """At most so many images of each split."""
     matching: float = 0.5
     """Seconds of matching at each step, as measured by us: for estimates."""
-    committed: bool = False
+    recorded: bool = True
     """Whether each finished run leaves a record in benchmarks/results/quality."""
     stands_for: str = ""
     """The paper's figures it corresponds to."""
@@ -159,5 +159,5 @@ def shorten(task: Task) -> Task:
         methods=dict.fromkeys(task.methods, 1),
         after=dict.fromkeys(task.after, 1),
         limit=80,
-        committed=False,
+        recorded=False,
     )
