@@ -55,8 +55,8 @@ _ROBUST = """
 
 *resnet20-robust*: the new base has learnt to withstand noise. *resnet20-weaker*: the reverse, an old base that
 withstands it and a new one that does not. Accuracy on clean / noisy test images (noise of 36 levels of 256). *tuned,
-head fitted on noisy images* and *tuned, 50 noisy steps* are what can be done without a new base; *port, fitted on
-noisy images* is `--also-data-fit`.
+head fitted on noisy images* and *tuned, 50 noisy steps* are what can be done without a new base. Heads are fitted on
+noisy images with `--also-data-fit`; winners are still chosen on clean ones.
 """
 
 _PRICE = """
@@ -188,7 +188,7 @@ def _write_robust(found: Records) -> str:
     columns = {
         "tuned": ("robust", "tuned"),
         "port": ("robust", "result"),
-        "port, fitted on noisy images": ("robust-fit", "result"),
+        "naive port, head fitted on noisy images": ("robust-fit", "naive-head"),
         "port + 25 steps": ("robust-plus-25", "finetuned"),
         "new base, head": ("robust", "head"),
         "plain, same price": ("robust", "plain"),

@@ -152,15 +152,13 @@ _ALL = (
     Task(
         name="cifar10-conv8-whole",
         title="Conv8 (full width), CIFAR-10 (9,000 images, 30 epochs), random → random",
-        **{**_CONV8, "network": _conv8, "stands_for": "5b, 6a"},
+        **{**_CONV8, "network": _conv8, "stands_for": "5b"},
         tuning=Training(2110, (0.05,), batch=128),
         points=(0, 70, 350, 1050, 2110),
         steps=30,
         head="own",
         start_head="keep",
         methods={"naive": 1, "fgmt": 1, "oracle": 1},
-        after={"fgmt": 1},
-        budgets=(70, 350),
         matching=5.0,
     ),
     Task(

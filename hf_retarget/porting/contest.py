@@ -174,9 +174,16 @@ class Contest:
         return head.made.targets if head and len(self.kinds_of_targets) > 1 else self.kinds_of_targets[0]
 
     def fit_head(self) -> Fitted:
-        """Fit a closed-form head for the weights loaded into the scorer."""
-        images = self._head_images
-        targets = {kind: [self.teacher.shares(each, kind) for each in images] for kind in self.kinds_of_targets}
+        """Fit a closed-form head for the weights loaded into the scorer.
+
+        On a second set of images, labels are used wherever they may be: it shows what the tuned model is bad at.
+        """
+        images, kinds = self._head_images, self.kinds_of_targets
+        more = "teacher" if kinds == ("teacher",) else "labels"
+        targets = {
+            kind: [self.teacher.shares(each, more if number else kind) for number, each in enumerate(images)]
+            for kind in kinds
+        }
         by = None if self.is_small else self.chosen_by
         try:
             return fit_head(self.scorer, self.inputs.comparison.head, images, targets, by)

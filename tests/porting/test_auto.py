@@ -397,8 +397,10 @@ def test_a_second_set_of_images_has_a_column_of_its_own(tuned, related, colours,
     bare = [Image.open(path).convert("RGB") for path in sorted((colours / "test").rglob("*.png"))]
     told = rt.port(*tuned, related, colours, recipe=recipe, also_data={"test": bare, "train": bare}).document
     assert told.find("tuned").also.top1 == 1.0, "without labels, the tuned model agrees with itself"
-    fitted = rt.port(*tuned, related, colours, recipe=make_recipe(), also_data=noisy, also_data_fit=True).document
+    fitted = rt.port(*tuned, related, colours, recipe=recipe, also_data=noisy, also_data_fit=True).document
     assert fitted.find("head").also.top1 >= document.find("head").also.top1
+    again = fitted.find("tuned-head")
+    assert again.also.top1 > document.find("tuned").also.top1, "labels show what the tuned model is bad at"
 
 
 def test_few_validation_images_are_not_chosen_by_alone(tuned, related, colours):
