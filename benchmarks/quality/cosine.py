@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hf_retarget as rt
 from hf_retarget.matching.descent import descend
 from hf_retarget.matching.objective import Stacks
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from quality.bench import Bench
 from quality.networks import MLP
 from quality.store import Kept

@@ -17,8 +17,7 @@ from hf_retarget.data import ImageData, Split
 from hf_retarget.errors import PortError
 from hf_retarget.files import save_tensors
 from hf_retarget.recipe.options import TrainOptions
-from hf_retarget.training.loop import train_model
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder, train_model
 
 TRAIN_IMAGES = 500
 """So many training images are scored, where the gap between training and test is asked for."""

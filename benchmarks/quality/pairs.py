@@ -15,7 +15,7 @@ from hf_retarget.data import Split, choose_preprocess, load_data
 from hf_retarget.files import save_tensors
 from hf_retarget.models import load_checkpoint
 from hf_retarget.recipe.options import DataOptions, TrainOptions
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from quality.bench import Bench, weights_of
 from quality.images import load_images
 from quality.store import Kept

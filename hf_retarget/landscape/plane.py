@@ -193,7 +193,7 @@ def _load_permutation(place: str | Path, graph: PermutationGraph) -> tuple[Permu
     return load_permutation(path, graph), path.parent.name if path.name == PERMUTATION else path.name
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Survey:
     """A run over all points, and the scores known so far."""
 

@@ -1,6 +1,7 @@
 """Models on the Hub: downloads the files that are needed, all of one commit, into the client's cache.
 
-`snapshot_download` would fetch the weights in every format there is.
+`snapshot_download` would fetch the weights in every format there is, and `get_safetensors_metadata` reads whole files
+from servers that ignore ranges.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from hf_retarget.data import ImageData, Preprocess, Split, check_classes, choose_preprocess, load_data
 from hf_retarget.errors import PortError, RecipeError
-from hf_retarget.evaluation.scorer import Score, Scorer
-from hf_retarget.evaluation.teacher import Teacher
+from hf_retarget.evaluation.scorer import Score, Scorer, Teacher
 from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
 from hf_retarget.models import Checkpoint, head_names, load_checkpoint, save_model
 from hf_retarget.models.classifier import check_shapes
@@ -32,8 +31,7 @@ from hf_retarget.run import (
     list_versions,
     pick,
 )
-from hf_retarget.training.loop import History, train_model
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import History, TrajectoryRecorder, train_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -18,8 +18,7 @@ from torch.nn.functional import cross_entropy
 from hf_retarget.errors import DataError, PortError, RecipeError
 from hf_retarget.recipe.options import TrainOptions
 from hf_retarget.run import Run
-from hf_retarget.training.loop import train_model
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder, train_model
 
 
 def same(left: nn.Module, right: nn.Module) -> bool:
@@ -169,7 +168,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from hf_retarget.recipe.options import TrainOptions
 
 def score(model, step):
@@ -270,9 +269,9 @@ sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
 from hf_retarget.run import Run, leave
 from hf_retarget.evaluation.scorer import score_model
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from hf_retarget.recipe.options import TrainOptions
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder
 
 run = Run(device="cpu")
 accelerator = run.accelerator

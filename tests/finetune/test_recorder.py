@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_retarget.errors import PortError, RetargetError
 from hf_retarget.matching.trajectory import CheckpointTrajectory
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder
 
 
 def model_at(value: float) -> nn.Module:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hf_retarget as rt
-from hf_retarget.graph import cache
-from hf_retarget.graph.cache import keep_graph, recall_graph
+from hf_retarget.graph import verify as module
+from hf_retarget.graph.verify import keep_graph, recall_graph
 from hf_retarget.models import load_checkpoint, random_model, save_model
 from hf_retarget.porting import inputs
 from hf_retarget.porting.inputs import trace_model
@@ -45,7 +45,7 @@ def test_anything_else_is_traced(model, no_trace, monkeypatch, change):
     trace_model(model, SIZE, key=KEY)
     no_trace()
     if change == "rules":
-        monkeypatch.setattr(cache, "_hash_rules", lambda: "others")
+        monkeypatch.setattr(module, "_hash_rules", lambda: "others")
     key = {"key": {"architecture": "other"}, "no key": None}.get(change, KEY)
     size = (3, 64, 64) if change == "size" else SIZE
     with pytest.raises(AssertionError, match="traced again"):

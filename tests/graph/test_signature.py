@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hf_retarget.errors import RuleError
-from hf_retarget.graph.signature import Signature, TensorPattern, parse, pinned
+from hf_retarget.graph.call import Signature, TensorPattern, parse, pinned
 
 
 def tensor(*head: tuple[str, ...], tail: tuple[tuple[str, ...], ...] = (), ellipsis: bool = False) -> TensorPattern:

@@ -11,7 +11,7 @@ import transformers
 from loopback_hub import Hub
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models import compare, list_differences, load_checkpoint, peek_checkpoint
+from hf_retarget.models import compare_checkpoints, list_differences, load_checkpoint, peek_checkpoint
 
 VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 VIT |= {"image_size": 16, "patch_size": 8, "num_labels": 3}
@@ -23,7 +23,7 @@ def assert_alike(peeked, loaded):
     assert described == [(name, tensor.shape, tensor.dtype) for name, tensor in loaded.weights.items()]
     for name in ("reference", "architecture", "library", "options", "num_classes", "labels", "config", "dtype"):
         assert getattr(peeked, name) == getattr(loaded, name), name
-    assert compare(peeked, peeked, peeked) == compare(loaded, loaded, loaded)
+    assert compare_checkpoints(peeked, peeked, peeked) == compare_checkpoints(loaded, loaded, loaded)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models import compare, load_checkpoint, save_model
+from hf_retarget.models import compare_checkpoints, load_checkpoint, save_model
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_gray_model_stays_gray_however_often_it_is_built_and_saved(tmp_path, s
     built = load_checkpoint(first.build())
     again = load_checkpoint(save_model(tmp_path / "again", built.weights, built))
     assert dict(first.options) == dict(built.options) == dict(again.options) == {"in_chans": 1}
-    assert compare(first, again, built).notes == ()
+    assert compare_checkpoints(first, again, built).notes == ()
 
 
 def test_the_config_is_the_one_timm_writes(tmp_path, save):

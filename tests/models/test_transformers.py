@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 import hf_retarget as rt
 from hf_retarget.errors import ModelError
-from hf_retarget.models import compare, head_names, load_checkpoint, save_model
+from hf_retarget.models import compare_checkpoints, head_names, load_checkpoint, save_model
 
 VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 VIT |= {"image_size": 32, "patch_size": 8}
@@ -182,7 +182,7 @@ def test_a_base_without_a_classifier(tmp_path):
     transformers.ViTModel(config).save_pretrained(tmp_path / "base")  # with a pooler, which no classifier has
     base = load_checkpoint(tmp_path / "base")
     assert (base.architecture, base.num_classes, base.labels) == ("ViTForImageClassification", 0, None)
-    assert compare(base, tuned, base).head == ("classifier.weight", "classifier.bias")
+    assert compare_checkpoints(base, tuned, base).head == ("classifier.weight", "classifier.bias")
 
 
 def test_a_model_from_python_and_one_that_differs(tmp_path):
@@ -190,13 +190,13 @@ def test_a_model_from_python_and_one_that_differs(tmp_path):
     checkpoint = load_checkpoint(model)
     assert (checkpoint.library, checkpoint.labels, checkpoint.module) == ("transformers", LABELS, None)
     stored = load_checkpoint(saved(tmp_path / "same", hidden_dropout_prob=0.1))
-    assert compare(stored, checkpoint, stored).labels_agree is True
+    assert compare_checkpoints(stored, checkpoint, stored).labels_agree is True
     x = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(load_checkpoint(checkpoint.build()).build()(x), model(x).logits)
     other = load_checkpoint(saved(tmp_path / "other", layer_norm_eps=1e-6))
     with pytest.raises(ModelError, match="'layer_norm_eps' is 1e-12 in one and 1e-06 in the other"):
-        compare(stored, stored, other)
+        compare_checkpoints(stored, stored, other)
     model.classifier = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Linear(8, 4))
     assert load_checkpoint(model).library == "timm", "transformers could not build it again"
 

@@ -19,7 +19,7 @@ from hf_retarget.models import head_names, load_checkpoint
 from hf_retarget.models.heads import fit_heads
 from hf_retarget.porting.finetune import prepare_start
 from hf_retarget.recipe import load_recipe
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder
 
 GRAY = {"data__reference": "fashion-mnist", "data__limit": 80, "data__image_size": 28}
 
