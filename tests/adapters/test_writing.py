@@ -48,7 +48,7 @@ def answers(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_vit"])
-def test_with_all_energy_the_adapter_is_the_model(name, make, tmp_path):
+def test_with_full_energy_the_adapter_equals_the_model(name, make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new", name))
     model = move(base, besides=("pos_embed", "cls_token"))
     adapter = compose(base, model)
@@ -67,7 +67,7 @@ def test_with_all_energy_the_adapter_is_the_model(name, make, tmp_path):
     torch.testing.assert_close(answers(load_tuned(tmp_path, base).build()), answers(model), rtol=1e-4, atol=1e-5)
 
 
-def test_ranks_are_clamped_and_energy_is_what_is_said(make, tmp_path):
+def test_ranks_are_clamped_and_the_energy_is_reported(make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new", "test_resnet"))
     model = move(base)
     delta = {n: p.detach() - base.weights[n] for n, p in model.named_parameters() if not n.startswith("fc.")}
@@ -93,7 +93,7 @@ def test_ranks_are_clamped_and_energy_is_what_is_said(make, tmp_path):
     assert kept[0] < kept[1]
 
 
-def test_each_layer_keeps_the_share_of_energy_asked_for(make, tmp_path):
+def test_each_layer_keeps_the_requested_share_of_energy(make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new"))
     model = move(base, besides=("pos_embed", "cls_token"))
     adapter = compose(base, model, energy=0.9)
@@ -110,7 +110,7 @@ def test_each_layer_keeps_the_share_of_energy_asked_for(make, tmp_path):
     assert adapter.facts.size < compose(base, model).facts.size
 
 
-def test_what_cannot_be_held_is_named_with_its_share(make, tmp_path):
+def test_tensors_left_out_are_named_with_their_share(make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new"))
     model = move(base)
     facts = compose(base, model).facts
@@ -147,7 +147,7 @@ class Odd(torch.nn.Module):
         return self.fc(torch.nn.functional.linear(x, self.used.weight))
 
 
-def test_names_that_peft_takes_for_others(tmp_path):
+def test_names_that_peft_confuses(tmp_path):
     torch.manual_seed(0)
     base = load_checkpoint(Odd().eval())
     unchanged = move(base, besides=("inner.conv.weight",))
@@ -204,7 +204,7 @@ def test_a_port_is_saved_as_an_adapter(ported):
     assert 'model = PeftModel.from_pretrained(base, "FOLDER").eval()' in card
 
 
-def test_the_adapter_can_be_ported_again(ported, make, colours, short, tmp_path):
+def test_a_ported_adapter_can_be_ported_again(ported, make, colours, short, tmp_path):
     result, place = ported
     third = make(tmp_path / "third", seed=4)
     again = rt.port(place / "new", place / "out", third, colours, overrides=short, device="cpu")
@@ -214,7 +214,7 @@ def test_the_adapter_can_be_ported_again(ported, make, colours, short, tmp_path)
     torch.testing.assert_close(answers(merged), answers(result.model), rtol=1e-3, atol=1e-4)
 
 
-def test_the_terminal_says_it_and_the_folder_is_pushed(ported, colours, short, connected, tmp_path):
+def test_the_terminal_reports_the_adapter_and_the_folder_is_pushed(ported, colours, short, connected, tmp_path):
     _, place = ported
     flags = ["--src-base", place / "old", "--src-ft", place / "tuned", "--new-base", place / "new", "--data", colours]
     flags += ["--data-image-size", 32, "--method", "naive", "--control", "none", "--steps", 1, "--no-check"]
@@ -236,7 +236,7 @@ def test_the_terminal_says_it_and_the_folder_is_pushed(ported, colours, short, c
     assert "is an adapter, not a whole model" in refused.stderr
 
 
-def test_a_model_of_transformers(tmp_path, colours, short):
+def test_a_transformers_model(tmp_path, colours, short):
     transformers.logging.set_verbosity_error()
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     labels = {"id2label": {0: "red", 1: "blue", 2: "green"}, "label2id": {"red": 0, "blue": 1, "green": 2}}
@@ -300,7 +300,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "kind", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_options_are_one_line_before_anything_is_written(
+def test_bad_options_give_one_line_before_anything_is_written(
     options, kind, message, base_folder, make, adapt, base, colours, short, tmp_path
 ):
     adapt(tmp_path / "tuned", base)
@@ -323,7 +323,7 @@ def test_a_model_without_plain_layers(colours, short, tmp_path):
         rt.port(*sides, colours, overrides=options)
 
 
-def test_without_peft_it_is_said_before_any_work(base_folder, adapt, base, colours, short, tmp_path, monkeypatch):
+def test_missing_peft_is_reported_before_any_work(base_folder, adapt, base, colours, short, tmp_path, monkeypatch):
     tuned = save_model(tmp_path / "tuned", move(base).state_dict(), base, num_classes=3)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelError, match=r"--save-as lora .* pip install 'hf-retarget\[peft\]'"):

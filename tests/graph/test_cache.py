@@ -30,7 +30,7 @@ def no_trace(monkeypatch):
     return lambda: monkeypatch.setattr(inputs, "trace", refuse)
 
 
-def test_the_second_time_nothing_is_traced(model, no_trace):
+def test_a_cached_graph_is_not_traced_again(model, no_trace):
     first = trace_model(model, SIZE, key=KEY)
     no_trace()
     again = trace_model(model, SIZE, key=KEY)
@@ -41,7 +41,7 @@ def test_the_second_time_nothing_is_traced(model, no_trace):
 
 
 @pytest.mark.parametrize("change", ["key", "size", "rules", "no check", "no key"])
-def test_anything_else_is_traced(model, no_trace, monkeypatch, change):
+def test_any_other_key_is_traced(model, no_trace, monkeypatch, change):
     trace_model(model, SIZE, key=KEY)
     no_trace()
     if change == "rules":
@@ -53,7 +53,7 @@ def test_anything_else_is_traced(model, no_trace, monkeypatch, change):
 
 
 @pytest.mark.parametrize("name", ["graph.json", "verification.json"])
-def test_a_changed_byte_is_noticed(model, tmp_path, name):
+def test_a_changed_byte_is_detected(model, tmp_path, name):
     graph = trace_model(model, SIZE, key=KEY).graph
     path = next(tmp_path.rglob(name))
     whole = path.read_bytes()
@@ -62,7 +62,7 @@ def test_a_changed_byte_is_noticed(model, tmp_path, name):
         assert trace_model(model, SIZE, key=KEY).graph == graph
 
 
-def test_where_nothing_can_be_written_nothing_is_kept(model, tmp_path, monkeypatch):
+def test_nothing_is_cached_in_a_read_only_place(model, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "file" / "below"))
     (tmp_path / "file").write_text("")
     traced = trace_model(model, SIZE, key=KEY)
@@ -71,7 +71,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(model, tmp_path, monkeypat
     assert recall_graph(KEY) is None
 
 
-def test_a_port_by_a_kept_graph_is_the_same_bit_for_bit(tmp_path, monkeypatch, labelled, colours):
+def test_a_port_with_a_cached_graph_is_identical(tmp_path, monkeypatch, labelled, colours):
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     sides = []
     for number, name in enumerate(("old", "tuned", "new")):

@@ -61,5 +61,5 @@ def test_family(name, options, side, groups, per_block):
 
 
 @pytest.mark.parametrize(("name", "groups"), [("resnet50", 37), ("vgg11", 10)])
-def test_counts_of_models_that_are_large(name, groups):
+def test_large_models_have_the_known_number_of_groups(name, groups):
     assert len(rt.trace(empty_model(name), torch.zeros(2, 3, 64, 64))) == groups

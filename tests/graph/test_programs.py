@@ -378,5 +378,5 @@ FOUND = [
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(("shapes", "steps"), FOUND)
-def test_what_was_found(shapes, steps, end):
+def test_programs_that_once_failed(shapes, steps, end):
     verify(Program(tuple(shapes), tuple(steps), (end,) * 9))

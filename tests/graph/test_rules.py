@@ -614,7 +614,7 @@ def test_pointwise(row):
 
 
 @rows(VIEWS)
-def test_writing_to_views(row):
+def test_writes_through_views(row):
     verify_row(row)
 
 
@@ -654,7 +654,7 @@ JOINTLY: list[Row] = [
 
 
 @rows(JOINTLY)
-def test_what_operators_hold(row):
+def test_tensors_held_inside_operators(row):
     verify_row(row, jointly=True)
 
 
@@ -685,7 +685,7 @@ def test_every_rule_has_a_row():
     assert set(registered()) - {rule_of(operator) for operator, *_ in REGISTERED} == set()
 
 
-def test_every_row_is_about_a_rule():
+def test_every_row_belongs_to_a_rule():
     assert [operator for operator, *_ in REGISTERED if rule_of(operator) is None] == []
 
 

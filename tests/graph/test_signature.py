@@ -34,11 +34,11 @@ def test_parse(text, expected):
     assert parse(text) == expected
 
 
-def test_blanks_do_not_matter():
+def test_spaces_do_not_matter():
     assert parse("(g i)   H,o->o") == parse("( g  i ) H , o -> o")
 
 
-def test_a_signature_is_parsed_once():
+def test_signatures_are_cached():
     assert parse("a b -> b a") is parse("a b -> b a")
 
 
@@ -58,7 +58,7 @@ def test_a_signature_is_parsed_once():
         ("2 n -> n", "unexpected '2'"),
     ],
 )
-def test_what_is_refused(text, message):
+def test_invalid_input_is_refused(text, message):
     with pytest.raises(RuleError, match=message) as error:
         parse(text)
     assert repr(text) in str(error.value), "the message quotes the signature"

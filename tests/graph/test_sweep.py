@@ -30,7 +30,7 @@ def verify(name: str) -> rt.PermutationGraph:
     return graph
 
 
-def test_there_is_a_row_for_every_family():
+def test_every_family_has_a_row():
     assert {row["module"] for row in FAMILIES} == set(timm.list_modules())
 
 

@@ -25,7 +25,7 @@ def of_timm(name, **options):
         ("test_efficientnet", ("classifier.weight", "classifier.bias")),
     ],
 )
-def test_heads_of_different_sizes_are_no_difference(name, expected):
+def test_heads_of_different_sizes_are_not_a_difference(name, expected):
     base, tuned = of_timm(name, num_classes=5), of_timm(name, num_classes=3)
     found = compare_checkpoints(base, tuned, base)
     assert (found.head, found.labels_agree, found.notes) == (expected, None, ())
@@ -38,7 +38,7 @@ def test_a_base_without_a_classifier():
         compare_checkpoints(tuned, base, tuned)
 
 
-def test_a_tuned_model_whose_classifier_cannot_be_found():
+def test_a_tuned_model_without_a_known_classifier_is_refused():
     class Headless(nn.Module):
         num_classes = 3
 
@@ -65,7 +65,7 @@ class Announced(Net):
         return self.top
 
 
-def test_head_names_in_the_order_of_what_is_known():
+def test_head_names_are_found_in_order_of_reliability():
     assert head_names(load_checkpoint(Net(3)), load_checkpoint(Net(5))) == ("top.weight", "top.bias")
     assert head_names(Net(3)) == ("bottom.weight", "bottom.bias")
     assert head_names(load_checkpoint(Announced(3))) == ("top.weight", "top.bias")
@@ -74,14 +74,14 @@ def test_head_names_in_the_order_of_what_is_known():
     assert head_names(several) == head_names(load_checkpoint(several)) == expected
 
 
-def test_another_architecture():
+def test_another_architecture_is_refused():
     tuned, other = of_timm("test_resnet", num_classes=3), of_timm("test_vit", num_classes=3)
     message = r"the new base 'VisionTransformer' differ: one is 'test_resnet', the other 'test_vit': in the new"
     with pytest.raises(ModelError, match=message):
         compare_checkpoints(tuned, tuned, other)
 
 
-def test_another_shape_and_other_options():
+def test_other_shapes_and_options_are_refused():
     with pytest.raises(ModelError, match=r"in the old base, .*bottom\.weight is \[5, 6\], not \[4, 6\]"):
         compare_checkpoints(*(load_checkpoint(Announced(3, width=width)) for width in (5, 4, 4)))
     gray, colour = of_timm("test_resnet", in_chans=1), of_timm("test_resnet")

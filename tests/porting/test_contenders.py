@@ -25,6 +25,7 @@ from hf_retarget.contenders import (
     PORT,
     Asked,
     Contender,
+    Sizes,
     choose_contenders,
     contenders,
     find_contender,
@@ -79,12 +80,14 @@ def test_every_contender_has_a_row_here():
 
 
 @pytest.mark.parametrize("contender", ALL)
-def test_a_contender_is_what_the_table_says(contender):
+def test_contenders_agree_with_the_table(contender):
     roles, gradients, is_method = TABLE[contender.name]
     entered = [role for asked in ASKED for each, role in choose_contenders(asked) if each is contender]
     assert set(entered) == roles
     assert contender.gradients(3) == gradients
     assert contender.gradients(0) == 0
+    few, many = (contender.forwards(Sizes(steps, 10, 0, 10)) for steps in (1, 2))
+    assert not contender.step or many > few, "each step is scored"
     assert contender.is_method is is_method
     assert (contender.name in registry.method_names()) is is_method
 
@@ -98,11 +101,11 @@ def test_import_paths_resolve(contender):
 # ---- how it looks
 
 
-def test_no_contender_has_the_name_of_another_colour_of_a_page():
+def test_contenders_and_page_colours_have_different_names():
     assert not {each.name for each in contenders()} & set(COLOURS), "both become variables of a style sheet"
 
 
-def test_no_two_contenders_share_a_colour_or_a_word():
+def test_contenders_have_distinct_colours_and_labels():
     colours = [colour for each in contenders() for colour in each.colours]
     assert len(colours) == len(set(colours)) == 2 * len(contenders())
     assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
@@ -121,7 +124,7 @@ def test_matplotlib_draws_its_marker_and_line(contender):
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_a_contest_has_a_port_and_everything_once(asked):
+def test_a_contest_has_a_port_and_no_duplicates(asked):
     chosen = choose_contenders(asked)
     names, roles = [each.name for each, _ in chosen], [role for _, role in chosen]
     assert len(names) == len(set(names))
@@ -140,7 +143,7 @@ def test_a_contest_has_a_port_and_everything_once(asked):
     assert not unmatched or (unmatched in names) is asked.compared
 
 
-def test_places_say_who_is_simpler_and_what_is_refitted_comes_first():
+def test_places_rank_simplicity_and_refits_come_later():
     places = [each.place for each in contenders() if each.place]
     assert sorted(places) == list(range(1, len(places) + 1))
     names = [each.name for each in contenders()]
@@ -156,7 +159,7 @@ def test_a_name_is_registered_once():
         registry.register(find_contender("naive"))
 
 
-def test_an_unknown_contender_is_a_plain_row():
+def test_an_unknown_contender_has_a_generic_row():
     row = find_contender("of-the-future")
     assert (row.label, row.short, row.is_method, row.gradients(3)) == ("of-the-future", "of-the-future", False, 0)
 
@@ -220,7 +223,7 @@ def run(command: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_a_contender_that_is_registered_appears_everywhere(register_coin, sides, tmp_path):
+def test_a_registered_contender_appears_everywhere(register_coin, sides, tmp_path):
     register_coin("throw")
     old, tuned, new = sides
     out = tmp_path / "ported"

@@ -36,7 +36,7 @@ class Rotary(nn.Module):
         return self.fc2(self.fc1(self.norm(x.mean(1))).relu())
 
 
-def test_a_table_holds_its_groups_and_no_others():
+def test_a_table_pins_only_its_own_groups():
     model = Rotary().eval()
     traced = rt.trace(model, torch.zeros(2, 3, 16, 16))
     derived = trace_model(model, (3, 16, 16))
@@ -55,13 +55,13 @@ def test_a_table_holds_its_groups_and_no_others():
         assert torch.allclose(torch.func.functional_call(model, moved, x), before, atol=1e-5) is same
 
 
-def test_a_uniform_table_and_statistics_hold_nothing():
+def test_uniform_tables_and_statistics_pin_nothing():
     model = Rotary(uniform=True)
     assert find_tables(rt.trace(model, torch.zeros(2, 3, 16, 16)), model) == ()
 
 
 @pytest.mark.parametrize("part", ["outer", "inner"])
-def test_blocks_keep_their_insides_when_their_order_is_pinned(part):
+def test_inner_axes_stay_free_when_the_order_of_blocks_is_pinned(part):
     model = timm.create_model("test_vit", num_classes=3, img_size=32)
     example = torch.zeros(2, 3, 32, 32)
     graph = rt.trace(model, example)

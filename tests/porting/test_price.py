@@ -53,7 +53,7 @@ def recipe_of(method: str, length: str, control: str = "full") -> rt.Recipe:
     ("method", "length"),
     [*((method, "epochs") for method in method_names()), ("fgmt-sign", "none"), ("fgmt-sign", "steps")],
 )
-def test_check_and_dry_run_and_recipe_agree(sides, method, length):
+def test_check_dry_run_and_recipe_agree(sides, method, length):
     recipe = recipe_of(method, length)
     planned = plan(*sides[:3], recipe=recipe, tuned_target=sides[3])
     checked = rt.check(*sides[:3], recipe=recipe).cost
@@ -66,7 +66,7 @@ def test_check_and_dry_run_and_recipe_agree(sides, method, length):
 
 
 @pytest.mark.parametrize("method", ["fgmt-sign", "naive", "naive-sign", "head", "auto"])
-def test_the_port_takes_what_was_planned(sides, method, monkeypatch):
+def test_the_port_costs_what_was_planned(sides, method, monkeypatch):
     monkeypatch.setattr(makers, "BEHIND", 1.0)  # no head is left out
     recipe = recipe_of(method, "epochs")
     planned = plan(*sides[:3], recipe=recipe)
