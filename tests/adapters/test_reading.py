@@ -1,4 +1,4 @@
-"""Adapters in: what PEFT saved is merged exactly, names its base, and decides nothing but numbers."""
+"""Reading adapters: they are merged exactly, name their base, and determine only numbers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ OTHER = "0123456789" * 4
 
 
 def test_an_adapter_on_the_hub_is_compared_with_its_base(base, base_folder, adapt, connected, tmp_path):
-    """By name and by commit; a local path cannot be compared."""
+    """By name and commit; local paths cannot be compared."""
 
     def upload(name: str, folder: Path) -> str:
         files = {path.name: path for path in folder.iterdir()}

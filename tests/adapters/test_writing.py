@@ -1,4 +1,4 @@
-"""Adapters out: PEFT loads what was written, and it is the port, as far as its rank goes."""
+"""Writing adapters: PEFT loads them, and they equal the port up to their rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = {"save_as": "lora", "energy": 1.0}
 
 
 def move(base, classes: int = 3, besides: tuple[str, ...] = ()):
-    """A model of the base with another head, whose weights and statistics are moved, apart from some."""
+    """The base with another head and with changed weights and statistics, except for some."""
     torch.manual_seed(3)
     model = base.build(classes)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_only_a_head(make, tmp_path):
 
 
 class Odd(torch.nn.Module):
-    """Names that end alike, a layer whose weight is used without calling it, a dilated convolution."""
+    """Names with equal endings, a layer whose weight is used without calling it, and a dilated convolution."""
 
     def __init__(self) -> None:
         super().__init__()

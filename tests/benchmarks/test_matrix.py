@@ -1,4 +1,4 @@
-"""A tiny matrix from end to end: what it leaves behind, that it goes on, and that changes are noticed."""
+"""A tiny matrix from end to end: its records, resuming, and the detection of changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def out(tmp_path_factory) -> Path:
 
 
 def said(out: Path, task=TINY) -> list[str]:
-    """What there was left to do."""
+    """The messages about remaining work."""
     lines: list[str] = []
     perform_all(list_runs(Bench(task, out, say=lines.append)))
     return lines
@@ -107,7 +107,7 @@ def test_a_failing_run_is_reported_and_the_others_continue(out):
 
 
 def test_runs_of_an_older_version_are_read(out):
-    """Its port.json is of version 1; what is finished is not done again."""
+    """A finished run with port.json of version 1 is not repeated."""
     run = Run(Bench(TINY, out, say=lambda line: None), "fgmt", 0)
     before = perform(run)
     path = run.kept.folder / "ported" / "port.json"

@@ -1,4 +1,4 @@
-"""The networks of the benchmarks: as the paper's tables have them, and as two strangers' weights want them."""
+"""The networks of the benchmarks: sizes from the paper's tables, and the layout of published weights."""
 
 from __future__ import annotations
 

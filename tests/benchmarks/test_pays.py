@@ -1,4 +1,4 @@
-"""Where a port pays: the page is made of the records that are committed, and a whole run leaves one."""
+"""The page on where a port pays is generated from the committed records, and a run leaves a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and claims from runs that are made up, so that it is known what they should say."""
+"""Tables and claims from made-up runs with known results."""
 
 from __future__ import annotations
 

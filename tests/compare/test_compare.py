@@ -1,4 +1,4 @@
-"""Ports beside each other: what makes a group, means and deviations, what should not be compared, what is damaged."""
+"""Comparisons of ports: groups, means and deviations, incomparable and damaged ports."""
 
 from __future__ import annotations
 

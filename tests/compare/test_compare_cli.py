@@ -1,4 +1,4 @@
-"""`hf-retarget compare`: a table, a page, files, exit codes."""
+"""`hf-retarget compare`: the table, the page, files and exit codes."""
 
 from __future__ import annotations
 

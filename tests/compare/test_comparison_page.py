@@ -1,4 +1,4 @@
-"""The page of a comparison in a real browser: who wins, all columns at 1280 px, letters that can be read on a phone."""
+"""The comparison page in a real browser: the winner, all columns at 1280 px, legible text on a phone."""
 
 from __future__ import annotations
 

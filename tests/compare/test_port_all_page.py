@@ -1,4 +1,4 @@
-"""`port-all --collect`: what many parts have left becomes one table and one page that says what to do with each."""
+"""`port-all --collect`: the results of all parts in one table and one page that recommends an action for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that compares ports says who wins, and by how much."""
+"""The comparison page names the winner and its lead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches depend on a seed and a number, and on nothing else."""
+"""Batches depend only on a seed and a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_retarget.errors import DataError
 
 
 class Holes:
-    """Pairs, some of which cannot be read."""
+    """Pairs of which some cannot be read."""
 
     def __init__(self, pairs, broken):
         self.pairs, self.broken = pairs, set(broken)

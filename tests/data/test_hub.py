@@ -1,4 +1,4 @@
-"""Data from a Hub, fetched by the real clients from the one on loopback."""
+"""Data from the Hub, fetched by the real clients from the loopback server."""
 
 from __future__ import annotations
 

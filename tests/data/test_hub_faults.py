@@ -1,4 +1,4 @@
-"""Data from a Hub in trouble: there after a while, or one line with the next step."""
+"""Data from a failing Hub: retried with success, or one line with the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels become the numbers that the model knows."""
+"""Labels are converted to the model's class numbers."""
 
 from __future__ import annotations
 

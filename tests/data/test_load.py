@@ -1,4 +1,4 @@
-"""Every form that data can come in, and every way in which it can be wrong."""
+"""Every supported form of data, and every way in which it can be invalid."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def load(preprocess):
 
 
 def pictures(split):
-    """The numbers of the pictures in a split."""
+    """The numbers of the images in a split."""
     return [split.image(number).convert("RGB").getpixel((0, 0))[0] for number in range(len(split))]
 
 
 def check_thirds(data):
-    """In all of these tests, picture k is of class k % 3."""
+    """In all of these tests, image k is of class k % 3."""
     for split in (data.train, data.validation, data.test):
         assert len(split)
         assert [number % 3 for number in pictures(split)] == split.targets.tolist()

@@ -1,4 +1,4 @@
-"""What a model gets to see is what timm would have shown it."""
+"""Models get the same pixels as from timm."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_invalid_configurations_are_refused():
 
 
 class Small(torch.nn.Module):
-    """A network of nobody's library."""
+    """A network of no library."""
 
     def __init__(self, width: int = 16 * 16) -> None:
         super().__init__()

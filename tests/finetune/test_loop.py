@@ -1,4 +1,4 @@
-"""The loop: it learns, repeats itself exactly, survives a kill, and leaves no traces."""
+"""The loop: it learns, is reproducible, survives a kill, and has no side effects."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_scores_are_recorded_and_no_steps_do_nothing(net, split):
 
 
 class Stop(Exception):
-    """Raised in the middle of a run."""
+    """Raised during a run."""
 
 
 @pytest.mark.parametrize("options", [{"lr": 0.1}, {"momentum": 0.0}, {"optimizer": "adamw", "freeze": ("0.0",)}])

@@ -1,4 +1,4 @@
-"""Options: what may be said, how long it takes, and the learning rate."""
+"""Options: validation, number of steps, and the learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder: what it writes, what it reads back, and in whose loops it works."""
+"""The recorder: what it writes and reads, and the training loops it supports."""
 
 from __future__ import annotations
 

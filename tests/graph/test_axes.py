@@ -1,4 +1,4 @@
-"""The axis algebra: refining, cutting, unifying, specialising, and what collapses again."""
+"""The axis algebra: refining, cutting, unifying, specialising and collapsing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same(left: Product, right: Product) -> bool:
 
 
 def labels(axis: Product) -> list[tuple[tuple[int, int], ...]]:
-    """What stands at every position: the atoms there, and the index within each."""
+    """The content of every position: its atoms, and the index within each."""
     found: list = [None] * size_of(axis)
     for path in paths((axis,)):
         for indices in product(*(range(place.atom.size) for place in path.places)):
@@ -325,7 +325,7 @@ def test_a_refinement_reaches_the_members():
 
 
 def select(shape: tuple[Product, ...], dim: int, index: int) -> tuple[Product, ...]:
-    """`x.select(dim, index)`, as `Call.narrow` does it."""
+    """`x.select(dim, index)`, as in `Call.narrow`."""
     _, keys = narrow(shape[dim], index, 1)
     others = list(shape)
     for key in keys:

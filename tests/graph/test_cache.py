@@ -1,4 +1,4 @@
-"""A graph that was verified once is not derived again, unless anything that it depends on has changed."""
+"""A verified graph is not derived again unless something it depends on has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain modules, one idea each: the groups they must have, and the check that these are right."""
+"""Plain modules, one idea each: their expected groups, and the verification of these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW = torch.zeros(2, 4)
 
 
 class Function(nn.Module):
-    """A module whose forward is given: `Function(lambda self, x: self.fc(x), fc=nn.Linear(4, 2))`."""
+    """A module with a given forward: `Function(lambda self, x: self.fc(x), fc=nn.Linear(4, 2))`."""
 
     def __init__(self, function: Callable[..., object], **modules: nn.Module) -> None:
         super().__init__()

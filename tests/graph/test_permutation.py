@@ -1,4 +1,4 @@
-"""Permutations: the laws they obey, how they act on tensors, and the files they are kept in."""
+"""Permutations: their laws, their action on tensors, and their files."""
 
 from __future__ import annotations
 

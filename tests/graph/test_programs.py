@@ -1,4 +1,4 @@
-"""Random programs: whatever a model does with its parameters, the permutations of its graph must not change it.
+"""Random programs: the permutations of a graph must not change the result, whatever a model does with its parameters.
 
 Hypothesis draws a program of a few operators on a few small parameters, and shrinks one that fails. A program is a list
 of expressions: `t[0]`, `t[1]` … are the parameters, then the results so far. What no later step uses is contracted to a

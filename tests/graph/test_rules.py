@@ -1,7 +1,7 @@
 """Every operator rule, on the smallest model that has the operator.
 
 A row names the operator, a function that calls it, the shapes of the function's arguments (parameters; or buffers, see
-`buffer`), and the groups that must come out: "3 4 2*5" stands for two plain groups, of 3 and 4 elements, and one of 5
+`buffer`), and the expected groups: "3 4 2*5" stands for two plain groups, of 3 and 4 elements, and one of 5
 elements that varies over 2 blocks.
 
 The model contracts every output with one vector for each of its axes, so an axis is free unless the rule pins it, and

@@ -1,4 +1,4 @@
-"""Signatures: what parses to what, and what is refused with which words."""
+"""Signatures: parsing, and the messages for invalid ones."""
 
 from __future__ import annotations
 

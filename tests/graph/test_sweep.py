@@ -1,4 +1,4 @@
-"""The full sweep: every timm family, and a hundred models drawn from all others. Hours; `make test-slow` runs it."""
+"""The full sweep: every timm family, and a hundred models drawn from all others (`make test-slow`; takes hours)."""
 
 from __future__ import annotations
 

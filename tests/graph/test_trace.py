@@ -1,4 +1,4 @@
-"""Tracing: the caller's model stays as it is, and what cannot be traced is explained."""
+"""Tracing: the caller's model is not changed, and failures are explained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def convolutional() -> nn.Sequential:
 
 
 class Cached(nn.Module):
-    """Remembers in evaluation what it computes from its weights, as levit, tiny_vit and efficientformer_v2 do."""
+    """Caches values computed from its weights in evaluation mode, like levit, tiny_vit and efficientformer_v2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_a_copy_of_a_model_can_be_traced_again():
 
 
 class Asks(nn.Module):
-    """Asks a question of a tensor before it computes."""
+    """Evaluates a condition on a tensor before it computes."""
 
     def __init__(self, question) -> None:
         super().__init__()

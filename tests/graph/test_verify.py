@@ -1,4 +1,4 @@
-"""The check: right graphs pass, wrong ones fail, and it says how sure it is."""
+"""Verification: correct graphs pass, wrong ones fail, and the certainty is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def perceptron() -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """A residual branch that is multiplied by zero until it is trained."""
+    """A residual branch that is multiplied by zero before training."""
 
     def __init__(self, gamma: float = 0.0) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 
 
 def edited(graph: rt.PermutationGraph, tensor: str, edit: Callable[[Factor], Factor]) -> rt.PermutationGraph:
-    """The graph with every factor of one tensor changed."""
+    """The graph with all factors of one tensor changed."""
     layout = graph.layouts[tensor]
     blocks = tuple(block._replace(factors=tuple(map(edit, block.factors))) for block in layout.blocks)
     return replace(graph, layouts={**graph.layouts, tensor: Layout(layout.shape, blocks)})
@@ -175,7 +175,7 @@ def test_the_number_of_controls_is_as_requested(asked, done):
 
 def test_an_inconclusive_verification_does_not_pass():
     class Deaf(nn.Module):
-        """Its groups do not reach the output."""
+        """A model whose groups do not affect the output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -195,7 +195,7 @@ def test_an_inconclusive_verification_does_not_pass():
 
 
 class Casts(nn.Module):
-    """Casts to float32 in the middle of its computation, in every way there is."""
+    """Casts to float32 during its computation, in every possible way."""
 
     def __init__(self, cast: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which blocks of a stack may stand for one another."""
+"""Which blocks of a stack are shown as repetitions of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture and the page: well-formed, complete, harmless."""
+"""The picture and the page: well-formed, complete, and safe."""
 
 from __future__ import annotations
 

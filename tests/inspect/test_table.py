@@ -1,4 +1,4 @@
-"""The text views: plain columns for grep, a folded table on a terminal."""
+"""The text views: plain columns for grep, and a folded table on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where points lie between models, and what weights they have: exactly those of the models at the corners."""
+"""Positions and weights of points between models; corners have exactly the models' weights."""
 
 from __future__ import annotations
 

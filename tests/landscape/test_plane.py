@@ -1,4 +1,4 @@
-"""Planes and lines: exact at the models, the barrier, permutations, what can go wrong, and that they go on."""
+"""Planes and lines: exact scores at the models, barriers, permutations, errors and resuming."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stop(Exception):
 
 
 class Watcher:
-    """Pulls the plug after so many points."""
+    """Interrupts the run after this number of points."""
 
     def __init__(self, after: int = 10**9) -> None:
         self.after, self.lines, self.seen = after, [], 0
@@ -62,7 +62,7 @@ def survey(models, colours, **options):
 
 
 def own_score(model: nn.Module, colours) -> dict:
-    """The score of a model after a reset of BatchNorm, by the parts that a port uses."""
+    """The score of a model after a reset of BatchNorm, computed as in a port."""
     from hf_retarget.data import choose_preprocess, derive_seed, load_data
     from hf_retarget.evaluation.batchnorm import reset_batchnorm
     from hf_retarget.evaluation.scorer import score_model, set_layout

@@ -1,4 +1,4 @@
-"""The pictures and pages of planes, from figures alone: names that do harm, odd values, and a real browser."""
+"""The pictures and pages of planes, from figures alone: malicious names, unusual values, and a real browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three checkpoints belong together, or the first difference is named."""
+"""Three checkpoints fit together, or the first difference is named."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_tuned_model_without_a_known_classifier_is_refused():
 
 
 class Net(nn.Module):
-    """Its classifier is neither last nor announced."""
+    """A network whose classifier is neither last nor declared."""
 
     def __init__(self, classes: int, width: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models on the Hub: one commit for all files, the cache when offline, and what each refusal means."""
+"""Models on the Hub: one commit for all files, the cache when offline, and the meaning of each refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References of every kind lead to the weights they name, and bad ones to one clear sentence."""
+"""References of every kind are resolved to their weights, and bad ones give one clear sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_retarget.models import load_checkpoint
 
 
 class Tiny(nn.Module):
-    """A factory that knows nothing of num_classes."""
+    """A factory without a num_classes argument."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A checkpoint without its numbers says what the checkpoint says, but for the numbers."""
+"""A peeked checkpoint has all facts of the checkpoint except the numbers."""
 
 from __future__ import annotations
 

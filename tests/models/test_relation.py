@@ -1,4 +1,4 @@
-"""How bases are related: by all of their weights, and by the few megabytes that are read of each."""
+"""How bases are related, according to all weights and to samples of a few megabytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A saved model is what timm loads, in the dtype asked for, and the same bytes every time."""
+"""A saved model is loaded by timm, has the requested dtype, and is reproducible to the byte."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_timm_loads_a_saved_model(tmp_path, save, name, options, shape):
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_a_gray_model_stays_gray_when_saved_repeatedly(tmp_path, save, name):
-    """Of a model built from a checkpoint, timm finds the one channel in the configuration; the arguments say it."""
+    """timm reads the single channel from the configuration; our arguments record it as well."""
     first = load_checkpoint(save(tmp_path / "first", name, num_classes=3, in_chans=1))
     built = load_checkpoint(first.build())
     again = load_checkpoint(save_model(tmp_path / "again", built.weights, built))

@@ -1,4 +1,4 @@
-"""The files people have: checkpoints of timm's train.py, pickles of save_for_hf, modules in the current folder."""
+"""Files that users have: checkpoints of timm's train.py, pickles of save_for_hf, modules in the current folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_line(result):
 
 
 def train(folder: Path, *, averaged: bool = False, **arguments) -> tuple[Path, dict]:
-    """What timm's train.py leaves behind: written by its own CheckpointSaver, after one step."""
+    """A checkpoint of timm's train.py, written by its own CheckpointSaver after one step."""
     args = Namespace(model="test_resnet", gp=None, in_chans=None, img_size=None, model_kwargs={}, mean=None, opt="sgd")
     vars(args).update(arguments)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""transformers' image classifiers: the same logits, a graph that holds, and a folder that transformers loads again."""
+"""Image classifiers of transformers: the same logits, a verified graph, and a folder that transformers loads."""
 
 from __future__ import annotations
 

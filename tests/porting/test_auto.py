@@ -36,7 +36,7 @@ SMALL = {
 
 
 def make_recipe(**values) -> Recipe:
-    """Short: `alpha=1` stands for `port.alpha`, `finetune__steps=2` for `finetune.steps`."""
+    """A recipe: `alpha=1` sets `port.alpha`, `finetune__steps=2` sets `finetune.steps`."""
     keys = {f"port.{key}" if "__" not in key else key.replace("__", "."): value for key, value in values.items()}
     return Recipe("small").override(**SMALL | keys)
 
@@ -49,7 +49,7 @@ def make_net(seed: int, classes: int = 3, norm: bool = False) -> nn.Module:
 
 
 def shake(model: nn.Module, by: float, seed: int = 5) -> nn.Module:
-    """As if it had been trained on a little."""
+    """The model as if trained a little further."""
     torch.manual_seed(seed)
     other = load_checkpoint(model).build()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def shake(model: nn.Module, by: float, seed: int = 5) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def tuned(colours, tmp_path_factory) -> tuple[nn.Module, nn.Module]:
-    """An old base, and what a real fine-tuning makes of it."""
+    """An old base and a real fine-tuning of it."""
     old = make_net(0)
     recipe = make_recipe(finetune__steps=60, finetune__batch_size=16, finetune__lr=0.1)
     done = rt.finetune(old, colours, recipe=recipe, out=tmp_path_factory.mktemp("tuned") / "tuned", head="zero")
@@ -427,7 +427,7 @@ def test_a_validation_split_can_be_named(tuned, related, colours, tmp_path):
 
 @pytest.fixture
 def trio(tuned, related) -> list[nn.Module]:
-    """Old base, tuned model and new base, which say how large their images are."""
+    """Old base, tuned model and new base, with a configured image size."""
     models = [*tuned, related]
     for model in models:
         model.pretrained_cfg = {"input_size": (3, 12, 12)}
@@ -473,7 +473,7 @@ def test_the_default_method_is_auto_and_the_table_shows_prices():
 
 
 def test_harmful_fine_tuning_leaves_the_port_unchanged(colours):
-    """Also where the new base's own statistics of BatchNorm are better than new ones, here from two images."""
+    """Even if the new base's own BatchNorm statistics are better than new ones, here from two images."""
     old, new = make_net(0, norm=True), make_net(1, norm=True)
     few = make_recipe(method="head", batch_size=2, bn_batches=1, finetune__batch_size=16)
     result = rt.port(

@@ -1,4 +1,4 @@
-"""The registry of contenders: what each is, that all of it resolves, and that one more appears everywhere by itself."""
+"""The registry of contenders: their roles and prices, their import paths, and a new one that appears everywhere."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def lose(contest: Contest, contender: Contender) -> Made:
 
 @pytest.fixture
 def register_coin(monkeypatch) -> Callable[[str], Contender]:
-    """Registers a contender for one test, which one of the functions above makes."""
+    """Registers, for one test, a contender made by one of the functions above."""
     monkeypatch.setattr(registry, "_CONTENDERS", dict(registry._CONTENDERS))
 
     def register(make: str) -> Contender:

@@ -1,4 +1,4 @@
-"""A fine-tuning from end to end: what it starts from, what it leaves behind, and that a stopped one goes on exactly."""
+"""A fine-tuning from end to end: its start, its folder, and exact resuming."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stop(Exception):
 
 
 class Stopper:
-    """Somebody who watches, and pulls the plug before minibatch `after` of the fine-tuning."""
+    """A progress display that interrupts before minibatch `after` of the fine-tuning."""
 
     def __init__(self, after: int) -> None:
         self.after = after

@@ -1,4 +1,4 @@
-"""Gates: inputs that make no sense are refused or lead the verdict, and what was looked at is in the result."""
+"""Gates: meaningless inputs are refused or lead the verdict, and the result records all findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = {"port.steps": 2, "port.grad_batches": 1, "port.batch_size": 16, "port.b
 
 
 def make_images(count: int = 240, classes: int = 4, shift: int = 0) -> list[tuple[torch.Tensor, int]]:
-    """Images whose brightest corner is their class."""
+    """Images whose class is their brightest corner."""
     draw = torch.Generator().manual_seed(3)
     found = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Tables that the target keeps hold the groups that act on them still."""
+"""Fixed tables of the new base pin the groups that act on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_retarget.porting.inputs import trace_model
 
 
 class Rotary(nn.Module):
-    """Queries and keys of which pairs of channels are turned by fixed frequencies, and an MLP behind."""
+    """Queries and keys with pairs of channels rotated by fixed frequencies, followed by an MLP."""
 
     def __init__(self, uniform: bool = False) -> None:
         super().__init__()

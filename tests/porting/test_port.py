@@ -1,4 +1,4 @@
-"""A port from end to end: what it finds, what it leaves behind, what it is compared with, and that it goes on."""
+"""A port from end to end: the permutation it finds, its folder, its comparisons, and resuming."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stop(Exception):
 
 
 class Watcher:
-    """Somebody who watches, and pulls the plug when the work called `doing` begins for the `after`-th time."""
+    """A progress display that interrupts when the work `doing` begins for the `after`-th time."""
 
     def __init__(self, doing: str = "", after: int = 0) -> None:
         self.doing, self.after = doing, after
@@ -64,7 +64,7 @@ class Watcher:
 
 
 def make_recipe(**values) -> Recipe:
-    """Short: `steps=4` stands for `port.steps`, `data__limit=60` for `data.limit`."""
+    """A recipe: `steps=4` sets `port.steps`, `data__limit=60` sets `data.limit`."""
     keys = {f"port.{key}" if "__" not in key else key.replace("__", "."): value for key, value in values.items()}
     small = {"port.steps": 3, "port.batch_size": 16, "port.grad_batches": 2, "port.bn_batches": 2}
     return Recipe("small").override(
@@ -73,7 +73,7 @@ def make_recipe(**values) -> Recipe:
 
 
 def make_net(seed: int, classes: int = 3, channels: int = 3, norm: bool = False) -> nn.Module:
-    """A convolutional net without BatchNorm, or with it, and without any configuration."""
+    """A convolutional network, optionally with BatchNorm, without a configuration."""
     torch.manual_seed(seed)
     layers = [nn.Conv2d(channels, 8, 3, stride=2), nn.BatchNorm2d(8) if norm else nn.Identity(), nn.ReLU()]
     layers += [nn.Conv2d(8, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2)]
@@ -81,7 +81,7 @@ def make_net(seed: int, classes: int = 3, channels: int = 3, norm: bool = False)
 
 
 def moved(model: nn.Module, classes: int, by: float = 0.1, seed: int = 5) -> nn.Module:
-    """As if it had been fine-tuned, with a head for so many classes."""
+    """The model as if fine-tuned, with a head of `classes` classes."""
     torch.manual_seed(seed)
     tuned = load_checkpoint(model).build(classes, seed=7)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def moved(model: nn.Module, classes: int, by: float = 0.1, seed: int = 5) -> nn.
 
 @pytest.fixture(scope="module")
 def pictures(colours) -> list:
-    """The training pictures, as Python has them."""
+    """The training images as Python objects."""
     names = sorted(path.name for path in (colours / "train").iterdir())
     paths = sorted((colours / "train").rglob("*.png"))
     return [(Image.open(path).copy(), names.index(path.parent.name)) for path in paths]
@@ -116,7 +116,7 @@ def same_files(one: Path, other: Path) -> None:
 
 
 def timeless(figures: ContenderFigures) -> ContenderFigures:
-    """The figures without how long each step took."""
+    """The figures without the time of each step."""
     return replace(figures, steps=tuple(replace(each, seconds={}) for each in figures.steps))
 
 

@@ -1,4 +1,4 @@
-"""Fine-tunings of transformers' models are ported like timm's, and the result is a model of transformers."""
+"""Fine-tuned transformers models are ported like those of timm, and the result is a transformers model."""
 
 from __future__ import annotations
 

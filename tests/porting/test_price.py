@@ -1,4 +1,4 @@
-"""One price: what check, a dry run, the control and port.json say is the same, for every method and in epochs."""
+"""One price: check, the dry run, the control and port.json agree, for every method and for epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A permutation serves another graph if it acts there as it does on its own."""
+"""A permutation can be reused for another graph on which it acts in the same way."""
 
 from __future__ import annotations
 

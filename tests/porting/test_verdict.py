@@ -1,4 +1,4 @@
-"""The one line at the end: what won, what would have been better, and when the images do not tell."""
+"""The verdict: the winner, what would have been better, and when the images do not decide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IMAGES = 400
 
 
 def make_score(top1: float, shift: int = 0) -> Score:
-    """A model that has this share of the images right: the first of them, or those after a shift."""
+    """A model with this accuracy: right on the first images, or on those after a shift."""
     right = round(top1 * IMAGES)
     said = tuple(int(not shift <= number < shift + right) for number in range(IMAGES))
     return Score(1.0, top1, None, IMAGES, (), (), said, (0,) * IMAGES)

@@ -1,4 +1,4 @@
-"""The card: metadata that the Hub accepts, and names of others that stay what they are."""
+"""The card: metadata accepted by the Hub, and untrusted names kept as text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def contender(name: str, top1: float, role: str = "beside", **more: Any) -> dict
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    """Of port.json, as far as a card reads it."""
+    """The parts of port.json that a card reads."""
     data = {
         "name": "ada/insects",
         "revision": "beef",
@@ -103,7 +103,7 @@ def content(**changes: Any) -> dict[str, Any]:
 
 
 def compose(made: dict[str, Any], **options: Any) -> str:
-    """The card as a port writes it."""
+    """The card written by a port."""
     document = parse_document(made)
     rows = [(describe_result(each, document), asdict(each.test)) for each in document.table]
     return write_port_card(document, rows, **options)
@@ -114,7 +114,7 @@ def write(**changes: Any) -> str:
 
 
 def shown(card: str) -> str:
-    """What a reader sees: rendered, tags removed, characters back."""
+    """The visible text: rendered, without tags, with unescaped characters."""
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render(card.split("---\n", 2)[2])
     return html.unescape(re.sub(r"</?[a-z][^>]*>", "\x00", page))
 

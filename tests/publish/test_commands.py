@@ -1,4 +1,4 @@
-"""`--push-to-hub` at the end of a port and a fine-tuning, and real clients that load what was pushed."""
+"""`--push-to-hub` after a port and a fine-tuning, and real clients that load the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Hub in trouble: a push ends well after a while, or in one line with the next step, and never half-way."""
+"""A failing Hub: a push succeeds after retries, or ends in one line with the next step, and is never partial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = "model.safetensors"
 
 
 def whole(hub: Hub, folder: Path) -> bool:
-    """Whether all of it is there; False if none of it is."""
+    """Whether all files are there; False if none are."""
     paths = hub.repository("ada/birds").paths() if hub.has_repository("ada/birds") else []
     if not paths:
         return False

@@ -1,4 +1,4 @@
-"""`hf-retarget push` against a Hub on loopback: what arrives, what stays, and what is sent only once."""
+"""`hf-retarget push` against a loopback Hub: what is published, what is kept, and what is sent only once."""
 
 from __future__ import annotations
 

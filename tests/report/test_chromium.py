@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing fetched, values on pointing, dark, narrow, printed, harmless."""
+"""The report in a real browser: no requests, values on hover, dark mode, narrow screens, print, and safety."""
 
 from __future__ import annotations
 

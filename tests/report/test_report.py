@@ -1,4 +1,4 @@
-"""The report on made-up ports: complete, small, the same bytes again, harmless, honest about what is missing."""
+"""The report on made-up ports: complete, small, reproducible, safe, and clear about missing parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAPH = '<svg xmlns="http://www.w3.org/2000/svg" class="graph"><title>graph</tit
 
 
 class Reader(HTMLParser):
-    """Every tag with its attributes, and all text but that of style and script."""
+    """Collects every tag with its attributes, and all text outside of style and script."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def whole(documents, thumbnails):
-    """The report of a port that has all there is."""
+    """The report of a port with all parts."""
     return compose_report(documents(), thumbnails, GRAPH)
 
 
 def pick(content: dict, name: str) -> dict:
-    """One of the contenders, to be changed."""
+    """One of the contenders, which a test may change."""
     return next(each for each in content["contenders"] if each["name"] == name)
 
 

@@ -1,4 +1,4 @@
-"""A stranger's config.json decides a model's shape and nothing else: no code, no address, no file, in any command."""
+"""An untrusted config.json determines only the shape of a model: no code, URL or file, in any command."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TOO_LARGE: dict[str, Any] = {
 
 
 def spoil(model: Path, folder: Path, **arguments: Any) -> Path:
-    """A folder whose weights lack a tensor, so that timm would be asked to convert them, with other arguments."""
+    """A folder whose weights lack a tensor, so that timm would convert them, with other arguments."""
     shutil.copytree(model, folder)
     tensors = load_file(folder / "model.safetensors")
     del tensors["conv1.3.weight"]

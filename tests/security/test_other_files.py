@@ -1,4 +1,4 @@
-"""Recipes, permutations, graphs, trajectories, tables, cards and names of strangers, in the commands that read them."""
+"""Untrusted recipes, permutations, graphs, trajectories, tables, cards and names, in the commands that read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def png(shade: int) -> bytes:
 
 
 def table(path: Path, pictures: list[dict[str, object]]) -> Path:
-    """A parquet file with these pictures, of two classes by turns."""
+    """A parquet file with these images, of two alternating classes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = pa.array([number % 2 for number in range(len(pictures))])
     pq.write_table(pa.table({"image": pa.array(pictures, type=PICTURES), "label": labels}), path)

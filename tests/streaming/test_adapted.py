@@ -1,4 +1,4 @@
-"""Ports without images of a tuned model that is an adapter: what PEFT makes of it is what is added."""
+"""Ports without images whose tuned model is an adapter: the result adds the model that PEFT loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = {
 
 
 def tune(base, folder, noise=0.1, **options):
-    """An adapter with random numbers, saved by PEFT, and the model that PEFT makes of it."""
+    """A random adapter, saved by PEFT, and the model that PEFT loads."""
     config = peft.LoraConfig(**{"target_modules": ["q_proj", "down_proj"], **options})
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     torch.manual_seed(3)

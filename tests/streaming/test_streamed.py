@@ -1,4 +1,4 @@
-"""Ports without images: any safetensors model of one lineage, file by file; what comes out, and what is refused."""
+"""Ports without images: any safetensors model of one lineage, file by file, and what is refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_logits_equal_those_of_the_sum_in_memory(tmp_path, kind, options):
 
 
 def test_transformers_writes_the_same_file(trio, tmp_path):
-    """Bytes as safetensors itself writes them: the same order and alignment."""
+    """The bytes equal those of safetensors: the same order and alignment."""
     port(trio, tmp_path / "out")
     save_file(add(trio), tmp_path / "expected.safetensors", {"format": "pt"})
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
@@ -186,7 +186,7 @@ def test_vocabularies_of_different_length(tmp_path, tuned, new, rows, tokenizer)
 
 
 def test_padding_rows_may_be_cut_or_used(tmp_path):
-    """Vocabularies are padded; a fine-tuning cuts that, or gives a row to a token of its own."""
+    """Vocabularies are padded; a fine-tuning may cut the padding or use a row for a new token."""
     old, mine = make_lm(vocab_size=len(WORDS) + 8), [*WORDS, "<mine>"]
     trio = {
         "src_base": save_lm(old, tmp_path / "old"),
@@ -204,7 +204,7 @@ def test_padding_rows_may_be_cut_or_used(tmp_path):
 
 @pytest.mark.parametrize("bare", [("src_base", "new_base"), ("src_base",), ("src_ft",)])
 def test_models_with_and_without_the_prefix_of_a_head(tmp_path, bare):
-    """As GPT-2 is published: without the `transformer.` that its fine-tunings have."""
+    """Like GPT-2, which is published without the prefix `transformer.` of its fine-tunings."""
     trio = save_trio(tmp_path, "gpt2")
     expected = add(trio)
     for side in bare:
@@ -275,7 +275,7 @@ def test_modules_heads_and_files(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}])
 def test_a_timm_model_stays_a_single_file_that_timm_loads(tmp_path, options):
-    """Also where it has more numbers than the new base, or wider ones."""
+    """Even if it has more numbers than the new base, or wider ones."""
     import timm
 
     torch.manual_seed(0)
@@ -558,7 +558,7 @@ def test_sharded_classifiers_are_loaded(tmp_path, labelled, vit):
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_copy_of_tied_embeddings_leaves_them_tied(tmp_path, stored):
-    """A tuned model that was saved untied says so in its config.json; the result has one table, and is tied."""
+    """A tuned model saved with untied embeddings records it in config.json; the result has one tied table."""
     trio = save_trio(tmp_path, tie_word_embeddings=True)
     rewrite(trio["src_ft"], lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
     if stored:

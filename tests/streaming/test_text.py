@@ -1,4 +1,4 @@
-"""Texts that tell how much of a fine-tuning was kept: what is measured, what is said, and what is refused."""
+"""Texts that measure how much of a fine-tuning was kept: the measurement, its output, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def texts(tmp_path):
 
 
 def learn(model, scale=4.0):
-    """The same model, but it expects the first letters more than others."""
+    """The same model, but with a preference for the first letters."""
     other = shake(model, 0.0, 0)
     with torch.no_grad():
         hidden = model(torch.arange(5)[None], output_hidden_states=True).hidden_states[-1][0].mean(0)
@@ -40,7 +40,7 @@ def learn(model, scale=4.0):
 
 @pytest.fixture
 def taught(tmp_path):
-    """An old base, a model that has learnt the first five letters, and a new base a little apart."""
+    """An old base, a model that has learnt the first five letters, and a slightly different new base."""
     old = make_lm()
     sides = {"src_base": old, "src_ft": learn(old), "new_base": shake(old, 0.05, 2)}
     return {side: save_lm(model, tmp_path / side) for side, model in sides.items()}
@@ -164,7 +164,7 @@ def test_models_that_cannot_read_texts_are_refused(tmp_path, texts):
 
 
 def test_texts_are_truncated_to_the_models_limit(tmp_path, texts):
-    """GPT-2 has a table of positions, and cannot read beyond it."""
+    """GPT-2 cannot read beyond its table of positions."""
     trio = save_trio(tmp_path, "gpt2", max_position_embeddings=12)
     facts = port(trio, tmp_path / "out", text=texts).document.text
     assert (facts.texts, facts.tokens) == (30, 30 * 11)
