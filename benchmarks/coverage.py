@@ -4,8 +4,8 @@
     python benchmarks/coverage.py --sample 100 --seed 0   # further names, drawn at random
     python benchmarks/coverage.py resnet50 vit_large_patch16_224 --no-check
 
-Every model runs in a process of its own, so that the peak memory is its own too. Rows are written as they come;
-with `--resume` models that the CSV has already, without a failure, are not run again.
+Each model runs in its own process, so that its peak memory is its own. Rows are written as they are measured; with
+`--resume`, models that are in the CSV without a failure are skipped.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     python benchmarks/hub.py                               # ResNet-50, 102 MB
     python benchmarks/hub.py --model resnet18 --runs 5
 
-There is no network in between: it measures the work of the client, of this package and of the test Hub, which hashes
-what it gets and shares the machine. Each push and pull is a process of its own; its imports are not counted, and its
-peak memory is what it took beyond them.
+No network is involved: this measures the work of the client, of this package and of the test Hub, which hashes what it
+receives on the same machine. Each push and pull is its own process; time and peak memory exclude its imports.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/language.py --folder /tmp/language
 
-Llamas of some 100,000 parameters read texts letter by letter. The old base learns sentences of a small grammar;
-the new base is trained on, on the same and on a second kind of sentence; an independent base learns all that from other
-random numbers. The fine-tuning teaches the old base recipes, of which the bases know nothing. The fine-tuning is then
-ported to the new base, and, against the tool's advice, to the independent one; 300 further recipes tell what was kept.
+Llamas of about 100,000 parameters read texts letter by letter. The old base learns sentences of a small grammar; the
+new base continues from it, on the same and on a second kind of sentence; an independent base learns both from other
+random numbers. The fine-tuning teaches the old base recipes, which no base has seen. It is then ported to the new base
+and, against the tool's advice, to the independent one; 300 further recipes measure how much was kept.
 """
 
 from __future__ import annotations

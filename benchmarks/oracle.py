@@ -4,9 +4,9 @@
     python benchmarks/oracle.py --code /tmp/before --write /tmp/before.json
     python benchmarks/oracle.py --code . --compare /tmp/before.json
 
-runs the demo, a port of a convolutional network with heads of different sizes and one of a small transformer, each in
-one process and the ports in two as well, with the code in a folder. Hashes of model, permutation and graph must be
-equal, and so must all numbers of port.json, whatever they are called.
+runs the demo, a port of a convolutional network with heads of different sizes, and one of a small transformer, with the
+code in a folder: each in one process, the ports also in two. Hashes of model, permutation and graph must be equal, and
+so must all numbers of port.json, regardless of their names.
 """
 
 from __future__ import annotations

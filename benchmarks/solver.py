@@ -3,13 +3,12 @@
     python benchmarks/solver.py                    # T = 1, 5, 15, at 200 classes
     python benchmarks/solver.py --steps 15 --model resnet18 --csv solver.csv
 
-The reference is a solver of the kind research code uses: for every group and sweep, for every step and every tensor,
-permute the source's tensor on all its other axes by full index tensors, multiply, add up; SciPy; until a sweep gains
-nothing.
-Both see the same gradients, of two networks along a short fine-tuning of one of them on real images.
+The reference is a solver as in research code: for every group and sweep, it permutes each step of each tensor of the
+source on all its other axes by full index tensors, multiplies and sums, and calls SciPy, until a sweep gains nothing.
+Both get the same gradients, of two networks along a short fine-tuning of one of them on real images.
 
-A port solves once a step, with one more pair of gradients each time. So our time for T steps is that of adding the last
-pair and solving; what it took to add all of them, over the whole port, stands beside it.
+A port solves once per step, with one more pair of gradients each time. Our time for T steps is therefore that of adding
+the last pair and solving; the time to add all pairs over the whole port is printed separately.
 """
 
 from __future__ import annotations

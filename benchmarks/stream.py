@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /somewhere/with/room        # 8 GB, needs 33 GB of disk
     OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /tmp/hollow --hollow        # 9 GB of mostly sparse files
 
-Three models of one lineage are made up of random numbers, in bfloat16 and with the shapes of a Llama: an embedding of
-128,256 tokens, which is the largest tensor, and layers of 4,096 channels. A process of its own imports the package,
-notes its memory, ports, and notes its peak. Files leave the cache of the system before each measurement, and a copy
-counts when it is on the disk, as a port does. The folder is emptied afterwards.
+Three random models of one lineage are written in bfloat16, with the shapes of a Llama: an embedding of 128,256 tokens,
+which is the largest tensor, and layers of 4,096 channels. A separate process imports the package, measures its memory,
+ports, and measures its peak. Files are dropped from the page cache before each measurement, and a copy, like a port,
+counts once it is on the disk. The folder is emptied afterwards.
 """
 
 from __future__ import annotations

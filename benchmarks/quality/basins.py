@@ -38,12 +38,7 @@ def gather_corners(bench: Bench, seed: int = 0, method: str = "fgmt") -> dict[st
 
 
 def survey_basin(bench: Bench, seed: int = 0) -> str:
-    """Draw the plane and measure the barriers along its sides; returns a summary.
-
-    Example:
-        >>> survey_basin(Bench(TASKS["cifar-6to4"], Path("runs/quality")))      # doctest: +SKIP
-        'barrier from direct to ported: 0.4 points, to source: 12.3 points'
-    """
+    """Draw the plane and measure the barriers along its sides; returns a summary."""
     corners = gather_corners(bench, seed)
     kept = Kept(bench.out / bench.task.name / "plane" / f"seed-{seed}")
     key = {name: short_hash(network.state_dict()) for name, network in corners.items()} | {"grid": GRID}

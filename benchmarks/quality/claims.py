@@ -21,7 +21,7 @@ CLAIMS = (
 def judge_claims(runs: list[Run], task: str) -> list[str]:
     """For each claim, yes or no with the deciding figure; – if it was not measured.
 
-    A clear margin over naive is one that is larger than twice its standard error over seeds, and than two points.
+    A margin over naive is clear if it exceeds two points and twice its standard error over seeds.
     """
     fgmt, oracle = _accuracy(runs, task, "fgmt"), _accuracy(runs, task, "oracle")
     sign = _accuracy(runs, task, "fgmt-sign")

@@ -29,12 +29,7 @@ Delta = dict[str, Tensor]
 
 
 def measure_cosine(bench: Bench, seed: int) -> dict[str, Any]:
-    """Train both bases of a pair briefly on the same minibatches, and compare their steps.
-
-    Example:
-        >>> measure_cosine(Bench(TASKS["mnist-mlp"], Path("runs/quality")), 0)      # doctest: +SKIP
-        {'identity': 0.03, 'matched': 0.61}
-    """
+    """Train both bases of a pair briefly on the same minibatches, and compare their steps."""
     task, pair = bench.task, bench.task.pair(seed)
     kept = Kept(bench.out / task.name / "cosine" / f"seed-{seed}")
     key = {**bench._key(task.tuning, f"{pair.old} {pair.new}"), "steps": STEPS, "every": EVERY}

@@ -82,11 +82,7 @@ def follow(
 ) -> dict[str, Any]:
     """Train in place, score at the points, and keep the weights, the outputs and, if requested, the trajectory.
 
-    A loss that is no number ends the curve; that is a fact about the learning rate.
-
-    Example:
-        >>> follow(model, data, TrainOptions(steps=300, lr=0.01), POINTS, folder)["curve"][-1]      # doctest: +SKIP
-        {'step': 300, 'validation': 0.79, 'test': 0.80}
+    A loss of NaN ends the curve: the learning rate is too high.
     """
     scorer = Scorer(data, points, gap)
     recorder = TrajectoryRecorder(folder / "trajectory", record) if record else None
@@ -117,11 +113,7 @@ def climb(
 ) -> list[dict[str, Any]]:
     """The accuracy of fine-tunings of increasing length, each with its own schedule.
 
-    `train` takes steps and a learning rate; `first` does the same on the first seed, where validation chooses the rate.
-
-    Example:
-        >>> climb(train, train, (25, 50), (0.05, 0.1))[0]                                            # doctest: +SKIP
-        {'step': 25, 'validation': 0.71, 'test': 0.69, 'lr': 0.1, 'folder': 'runs/quality/…/tuned-25x64/…'}
+    `train` takes steps and a learning rate; `first` does the same for the first seed, with which the rate is chosen.
     """
     rows = []
     for steps in budgets:

@@ -70,11 +70,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
 def fill_page(page: Path, parts: dict[str, Any]) -> list[str]:
     """Replace the text between `<!-- NAME -->` and `<!-- end of NAME -->`; returns the names that were filled.
 
-    A part that has a task of which there are no runs here is left as it is.
-
-    Example:
-        >>> fill_page(Path("docs/results.md"), {"claims": "| … |"})      # doctest: +SKIP
-        ['claims']
+    Parts with tasks that have no runs here are not changed.
     """
     text, filled = page.read_text("utf-8"), []
     for name, part in parts.items():

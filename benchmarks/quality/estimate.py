@@ -65,7 +65,7 @@ def count_work(task: Task, family: list[Task]) -> Estimate:
 def time_image(task: Task, batch: int = 32) -> float:
     """Seconds of one core for one image of a training step, the best of a few small minibatches.
 
-    It is the time this process had the core, so that others who use it, too, do not count.
+    This is processor time, so that other processes on the machine do not count.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

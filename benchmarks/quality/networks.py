@@ -48,8 +48,8 @@ class Conv8(nn.Module):
     """Conv8 of the paper, all widths multiplied by a factor.
 
     The table's Conv(512, 512) on a 1 × 1 map before Linear(512, 256) is taken literally: nine convolutions.
-    Weights are drawn as He et al. (2015) do for ReLU: torch's own default is smaller by √6 in each of twelve layers,
-    and without BatchNorm nothing of the image is left at the end.
+    Weights are drawn as in He et al. (2015) for ReLU: torch's own default is smaller by √6 in each of twelve layers,
+    and without BatchNorm the outputs would not depend on the image.
 
     Example:
         >>> Conv8(width=0.25)(torch.zeros(2, 3, 32, 32)).shape

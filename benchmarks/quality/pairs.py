@@ -178,7 +178,7 @@ def _answer(model: nn.Module, split: Split) -> Tensor:
 def tune(name: str, bench: Bench, old: nn.Module, seed: int, images: str = "") -> nn.Module:
     """The old base fine-tuned at its best rate, on the training images without the validation images.
 
-    With `images` (`with` or `without` those), and for siblings, at one rate.
+    With `images` (`with` or `without` the validation images), and for siblings, at one fixed rate.
     """
     pair = PAIRS[name]
     if pair.sibling is None and not images:

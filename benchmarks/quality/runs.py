@@ -187,12 +187,7 @@ def list_runs(bench: Bench, methods: tuple[str, ...] = (), seeds: tuple[int, ...
 
 
 def perform(run: Run) -> dict[str, Any]:
-    """Do all work of a run, and collect its figures in summary.json.
-
-    Example:
-        >>> perform(Run(Bench(TASKS["tiny"], Path("runs/quality")), "fgmt", 0))["test"]["port"]      # doctest: +SKIP
-        0.41
-    """
+    """Do all work of a run, and collect its figures in summary.json."""
     done, bench, pair = run.port(), run.bench, run.pair
     document = run.document
     source, direct, control = bench.tuned(pair.old, pair.old_seed), run.direct(), run.control()

@@ -18,11 +18,7 @@ DONE = "done.json"
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder for a piece of work; done.json is written last, so unfinished work is never mistaken for finished.
-
-    Example:
-        >>> Kept(Path("runs/quality/tiny/bases/seed-0")).read({"steps": 20})      # doctest: +SKIP
-    """
+    """A folder for a piece of work; done.json is written last, so unfinished work is never mistaken for finished."""
 
     folder: Path
 

@@ -16,7 +16,7 @@ from hf_retarget.data import Batch, BatchCache, ImageData, Split, derive_seed
 from hf_retarget.document import Lead
 from hf_retarget.errors import DataError, ModelError, NotFiniteError
 from hf_retarget.evaluation.batchnorm import BatchNormReset, reset_batchnorm
-from hf_retarget.matching.gradients import TEMPERATURE
+from hf_retarget.matching.gradients import TEMPERATURE, evaluation_mode
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
 from hf_retarget.run import Run
@@ -112,7 +112,7 @@ class Scorer:
         self.model.to(device)
         self.images += len(split)
         try:
-            with run.clock.stage("evaluation"), torch.no_grad(), _evaluating(self.model), self._laid_out():
+            with run.clock.stage("evaluation"), torch.no_grad(), evaluation_mode(self.model), self._laid_out():
                 total = -(-len(split) // self.options.eval_batch)
                 for inputs, _ in run.progress.track(self._draw(split), "evaluating", total):
                     inner.clear()
@@ -164,7 +164,7 @@ def _takes_channels_last(model: nn.Module, size: tuple[int, ...]) -> bool:
     first = next(model.parameters())
     set_layout(model, torch.channels_last)
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluation_mode(model):
             model(torch.zeros(2, *size, device=first.device, dtype=first.dtype))
     except Exception:  # whatever it raises now, it raises later if it is about something else
         return False
@@ -198,7 +198,7 @@ def score_model(
     labels: list[Tensor] = []
     ranked: list[Tensor] = []  # the best classes of each image, in order
     losses: list[float] = []
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), evaluation_mode(model):
         for number, (inputs, answers) in enumerate(progress.track(batches, "evaluating", total)):
             _check_labels(answers, classes, number)
             labels.append(answers.cpu())
@@ -266,19 +266,6 @@ def _check_labels(labels: Tensor, classes: int, number: int) -> None:
         raise DataError(
             f"label {wrong} in batch {number} is not one of the model's {classes} classes (0 to {classes - 1})"
         )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards, the mode of every module is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train().eval()  # train() drops values that some models derive from their weights and cache
-    try:
-        yield
-    finally:
-        model.train()
-        for module, training in modes:
-            module.training = training
 
 
 # ---- two models on the same images

@@ -62,7 +62,7 @@ def test_with_full_energy_the_adapter_equals_the_model(name, make, tmp_path):
     assert bool(grouped) == (name == "test_efficientnet")
     factored = {key.partition(".lora_")[0] for key in adapter.weights if ".lora_" in key}
     assert not factored & {f"base_model.model.{each}" for each in adapter.facts.whole}, "a module is one or the other"
-    # Our own reader takes it, too.
+    # Our own reader accepts it.
     adapter.save(tmp_path)
     torch.testing.assert_close(answers(load_tuned(tmp_path, base).build()), answers(model), rtol=1e-4, atol=1e-5)
 
@@ -230,7 +230,7 @@ def test_the_terminal_reports_the_adapter_and_the_folder_is_pushed(ported, colou
     assert 'PeftModel.from_pretrained(base, "ada/birds")' in card
     document = read_document(tmp_path / "out" / "port.json")
     assert 0.9 <= document.adapter.energy < 0.99
-    assert document.adapter.test.loss != document.port.test.loss, "what is lost shows"
+    assert document.adapter.test.loss != document.port.test.loss, "the loss of information is visible"
     refused = CliRunner().invoke(main, ["evaluate", str(tmp_path / "out"), "--data", str(colours)])
     assert refused.exit_code == 1
     assert "is an adapter, not a whole model" in refused.stderr
@@ -274,7 +274,7 @@ def test_without_images_an_adapter_cannot_be_scored(make, adapt, tmp_path):
 @pytest.mark.parametrize("described", [False, True])
 def test_without_images_an_adapter_with_its_own_head_is_added(described, base_folder, base, adapt, tmp_path):
     tuned = adapt(tmp_path / "tuned", base, lora_alpha=5, target_modules=["qkv", "patch_embed.proj"]).merge_and_unload()
-    if described:  # as beside an adapter that a port has become
+    if described:  # as beside a port saved as an adapter
         save_model(tmp_path / "tuned", None, base, num_classes=3, labels=("a", "b", "c"))
     new = {name: each + 0.01 * torch.randn_like(each) for name, each in base.weights.items()}
     save_model(tmp_path / "new", new, base)

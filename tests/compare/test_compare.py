@@ -66,7 +66,7 @@ def test_all_contenders_are_compared(port, contender):
     assert set(found.scores) == {"fgmt", "finetuned", "naive", "naive-sign", "oracle", "plain", "tuned", "base"}
     page = draw_comparison_page(found.to_json())
     assert all(words in page for words in ("mask alone: 40.0%", "oracle: 70.0%"))
-    assert "new base: 10.0%" not in page, "at chance, it would only be in the way"
+    assert "new base: 10.0%" not in page, "at chance, it would only distract"
 
 
 def test_integers_equal_floats(port):

@@ -105,7 +105,7 @@ def test_scores_are_recorded_and_no_steps_do_nothing(net, split):
     seen = []
 
     def score(model: nn.Module, step: int) -> float:
-        model.eval()  # a careless one: the loop goes on in training mode all the same
+        model.eval()  # a careless score: the loop continues in training mode
         seen.append(step)
         return step / 10
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_of_another_run_is_refused(net, split, small_split, tmp_pat
     with pytest.raises(PortError, match="start was '"):
         train_model(other, split, settings, checkpoint=tmp_path / "state")
     (tmp_path / "state").write_bytes(b"broken")
-    again = train_model(net(), split, settings, checkpoint=tmp_path / "state")  # a damaged one is as good as none
+    again = train_model(net(), split, settings, checkpoint=tmp_path / "state")  # a damaged one is ignored
     assert again.losses == train_model(net(), split, settings).losses
 
 
@@ -294,7 +294,7 @@ assert type(wrapped).__name__ == "DistributedDataParallel"
 TrajectoryRecorder(folder / "wrapped").start(wrapped)
 accelerator.wait_for_everyone()
 (folder / f"done-{accelerator.process_index}").touch()
-leave(0)  # torch's own threads may abort a process that ends as usual
+leave(0)  # torch's threads may abort a process that exits normally
 """
 
 

@@ -340,7 +340,7 @@ def test_many_long_random_programs_keep_their_values(program):
     verify(program)
 
 
-# What random programs have found, so that it is not found again.
+# Programs that once failed.
 FOUND = [
     # Rows that meet all other rows have one inner axis, also where rows are used apart.
     ([(3, 4)], ["t[0] @ t[0].t()", "(lambda c: c[1] * c[2])(t[0].unbind(0))"]),

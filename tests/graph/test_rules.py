@@ -282,7 +282,7 @@ def test_recurrent(row):
 
 # ---------------------------------------------------------------------- reductions and orders
 
-# What is reduced is held by the argument alone, so it may vary over all that is not reduced.
+# A reduced axis is held only by the argument, so it may vary over all axes that are not reduced.
 REDUCTIONS: list[Row] = [
     ("aten.sum", lambda x: x.sum(1), [(3, 4, 5)], "3 5 3*5*4"),
     ("aten.sum", lambda x: x.sum((0, -1), keepdim=True), [(3, 4, 5)], "4 4*3 4*3*5"),
@@ -414,7 +414,7 @@ SHAPES: list[Row] = [
     ("aten.split_with_sizes", lambda x: aten.split_with_sizes(x, [2, 3]), [(5, 4)], "2 3 4 4"),
     ("aten.tensor_split", lambda x: x.tensor_split([2]), [(5, 4)], "2 3 4 4"),
     ("aten.unbind", lambda x: x.unbind(1), [(3, 2, 4)], "3 3 4 4"),
-    # What is left over is used nowhere, and its axes vary over one another.
+    # The remainder is unused, so its axes vary over one another.
     ("aten.select", lambda x: x[1], [(2, 3, 4)], "3 4 3 3*4"),
     ("aten.select", lambda x: x.select(-1, -1), [(3, 4, 2)], "3 4 3 3*4"),
     ("aten.narrow", lambda x: x.narrow(0, -3, 3), [(5, 4)], "3 4 2 2*4"),
@@ -452,7 +452,7 @@ COPIES: list[Row] = [
     ("aten.glu", F.glu, [(3, 8)], "3 4"),
 ]
 
-# A tensor that is alike everywhere knows nothing of the axes of the one that gave its size.
+# A uniform tensor is independent of the axes of the tensor that gave its size.
 UNIFORM: list[Row] = [
     ("aten.empty_like", lambda x: torch.empty_like(x).copy_(x), [(3, 4)], "3 4"),
     ("aten.new_empty", lambda x: x.new_empty(3, 4).copy_(x), [(3, 4)], "3 4"),

@@ -223,7 +223,7 @@ def test_a_condition_on_shapes_is_traced_on_the_meta_device():
 
 @pytest.mark.parametrize("question", [lambda x: x.mean() > 0.2, lambda x: (x > 0.2).any()])
 def test_a_condition_on_data_is_refused(question):
-    # The example says no, another input says yes: a graph of one branch is wrong for the other.
+    # The example takes one branch, other inputs the other: a graph of one branch is wrong for the other.
     with pytest.raises(rt.TraceError, match="Asks"):
         rt.trace(Asks(question), torch.zeros(2, 4))
 

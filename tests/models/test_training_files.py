@@ -130,7 +130,7 @@ def test_training_arguments_cannot_hold_code(tmp_path, monkeypatch):
     assert "cannot be read as a pickle of tensors" in message
     assert [path.name for path in tmp_path.iterdir()] == ["run.pth"]
     torch.save({"args": Namespace()}, "bare.pth")
-    with pytest.raises(pickle.UnpicklingError):  # what was allowed for our reading stays allowed for nobody else
+    with pytest.raises(pickle.UnpicklingError):  # types allowed for our reading are not allowed globally
         torch.load("bare.pth", weights_only=True)
 
 
@@ -248,7 +248,7 @@ def test_a_factory_is_found_in_the_current_folder(tmp_path):
     lines = ("import timm", "def small(**options):", "    return timm.create_model('test_resnet', **options)")
     (tmp_path / "my_nets.py").write_text("\n".join(lines))
     (tmp_path / "timm.py").write_text("raise SystemExit('the folder stood in for an installed package')\n")
-    # As the console script is started: with its own folder first on the path, not the current one.
+    # Like the console script, whose own folder is first on the path, not the current one.
     code = "import sys; sys.path = [each for each in sys.path if each]; from hf_retarget.cli import main; main()"
     command = [sys.executable, "-c", code, "inspect", "my_nets:small"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

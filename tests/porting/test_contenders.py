@@ -76,7 +76,7 @@ ASKED = [
 
 
 def test_every_contender_has_a_row_here():
-    assert [each.name for each in contenders()] == list(TABLE), "a contender was added or removed: say here what it is"
+    assert [each.name for each in contenders()] == list(TABLE), "a contender was added or removed: update TABLE"
 
 
 @pytest.mark.parametrize("contender", ALL)
@@ -150,7 +150,7 @@ def test_places_rank_simplicity_and_refits_come_later():
     for each in contenders():
         if each.refits:
             assert names.index(each.refits) < names.index(each.name)
-            assert find_contender(each.refits).place < each.place, "of equals the one with its own head"
+            assert find_contender(each.refits).place < each.place, "on a tie, the one with its own head wins"
             assert find_contender(each.refits).course == each.course
 
 

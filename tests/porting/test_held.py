@@ -45,7 +45,7 @@ def test_a_table_pins_only_its_own_groups():
     assert set(derived.held) == touching
     assert {group.name for group in derived.graph.groups} == {group.name for group in traced.groups} - touching
     assert derived.verification.passed
-    # The target keeps its own table: without moving it, every permutation that is left keeps the function.
+    # The new base keeps its own table, so every remaining permutation must keep the function without moving it.
     x = torch.randn(2, 3, 16, 16)
     before, state = model(x), dict(model.named_parameters())
     for graph, same in ((derived.graph, True), (traced, False)):

@@ -229,7 +229,7 @@ def test_the_card_has_valid_front_matter_and_the_accuracies(planted):
     assert "hf-retarget" in card.data.tags
     assert f"{planted.result.document.port.test.top1:.1%}" in card.text
     assert planted.result.verdict in card.text
-    assert str(planted.folder) not in card.text.partition("```")[0]  # nobody's folders
+    assert str(planted.folder) not in card.text.partition("```")[0]  # no local folders
 
 
 def test_port_json_records_the_quality_of_the_match(planted):
@@ -281,7 +281,7 @@ def test_the_report_describes_this_port(planted):
 
 def test_a_failing_report_does_not_fail_the_port(ported, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
-        raise KeyError("nobody foresaw this")
+        raise KeyError("unforeseen")
 
     with monkeypatch.context() as patch:
         patch.setattr(result, "compose_report", fail)
@@ -381,7 +381,7 @@ def test_a_resnet_with_another_head_on_a_colour_folder(colours, tmp_path, labell
     assert [images for images, _ in after.curve] == [16 * 8 + 8 * step for step in range(4)]
     assert plain.curve[-1][0] == 16 * plain.gradients
     assert [images for images, _ in document.port.curve] == [16 * 4, 16 * 8]
-    # What is saved is the model that was fine-tuned on.
+    # The saved model is the fine-tuned one.
     assert (after.role, document.result) == ("after", after)
     measured = rt.evaluate(tmp_path / "ported", colours, recipe=options).score
     assert measured.loss == pytest.approx(after.test.loss, rel=1e-6)
@@ -552,7 +552,7 @@ def test_early_stop_takes_no_needless_steps(nets, pictures):
     short = rt.port(*far, pictures, recipe=make_recipe(steps=6, control="none", early_stop=1))
     # It stops after the first step that is no better than all before it.
     expected = next((step for step in range(2, 7) if tops[step - 1] <= max(tops[: step - 1])), 6)
-    assert expected < 6, "else this shows nothing; choose another seed"
+    assert expected < 6, "otherwise this proves nothing; choose another seed"
     assert [(each.top1, -each.loss) for each in short.history] == tops[:expected]
     assert short.document.steps_planned == 6
 

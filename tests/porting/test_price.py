@@ -74,7 +74,7 @@ def test_the_port_costs_what_was_planned(sides, method, monkeypatch):
     price = price_port(recipe, ImageCounts(**planned.images, has_batchnorm=True))
     ports = [each for each in done.contenders if each.role == "port"]
     assert max(each.gradients for each in ports) == planned.gradients
-    # What is refitted was made before, and is counted once; so are steps that two contenders share.
+    # Refitted entries and steps shared by two contenders are counted once.
     own = {each.name: each.forwards for each in ports}
     alone = [own[each.name] - own.get(each.row.refits, 0) for each in ports]
     if method == "auto":
@@ -90,7 +90,7 @@ def test_the_port_costs_what_was_planned(sides, method, monkeypatch):
 
 
 def test_epochs_of_a_recipe_count_in_check(sides):
-    # cub@paper fine-tunes for epochs: the control has to see as many images, also before they are downloaded.
+    # cub@paper fine-tunes for epochs: the control must see as many images, even before they are downloaded.
     whole = rt.check(*sides[:3], recipe=recipe_of("fgmt", "epochs")).cost
     none = rt.check(*sides[:3], recipe=recipe_of("fgmt", "none")).cost
     assert whole.control > none.control

@@ -91,7 +91,7 @@ def test_only_differing_images_contribute_to_the_error():
 @pytest.mark.parametrize(
     ("validation", "winner"),
     [
-        ({"naive-line": 0.70, "naive-head": 0.70, "head": 0.60}, "naive-line"),  # of equals the simplest
+        ({"naive-line": 0.70, "naive-head": 0.70, "head": 0.60}, "naive-line"),  # on a tie, the simplest
         ({"naive-line": 0.70, "naive-head": 0.80, "head": 0.60}, "naive-head"),
         ({"head": 0.799, "matched": 0.80}, "head"),
         ({"naive-line": 0.30, "head": 0.60, "matched": 0.70}, "matched"),

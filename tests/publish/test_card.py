@@ -127,7 +127,7 @@ def test_metadata_is_valid_and_complete():
     assert data["library_name"] == "timm"
     assert data["pipeline_tag"] == "image-classification"
     assert data["tags"] == ["timm", "image-classification", "hf-retarget"]
-    assert data["base_model"] == ["timm/new.tag"], "no local folder, and not the old base, of which nothing is left"
+    assert data["base_model"] == ["timm/new.tag"], "no local folder, and not the old base, whose weights are gone"
     assert data["base_model_relation"] == "finetune"
     assert data["datasets"] == ["ada/insects"]
     assert data["license"] == "apache-2.0"

@@ -81,7 +81,7 @@ def make_content(
     document = {
         "format": FORMAT,
         "version": "0.1.0",
-        "verdict": "Worth it: 62.5% of 120 test images, +4.0 points (±1.5) against plain fine-tuning; go on.",
+        "verdict": "Worth it: 62.5% of 120 test images, +4.0 points (±1.5) against plain fine-tuning; continue.",
         "winner": "fgmt",
         "contenders": [
             make_contender(

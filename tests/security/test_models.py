@@ -11,7 +11,7 @@ import torch
 from machine import DATA, SHORT, Machine, rewrite
 from safetensors.torch import load_file, save_file
 
-ADDRESS = "http://127.0.0.1:9/x.pth"  # nobody listens there, and nobody may try
+ADDRESS = "http://127.0.0.1:9/x.pth"  # nothing listens there, and nothing may connect
 
 FORBIDDEN: dict[str, Any] = {
     "pretrained_cfg_overlay": {"url": ADDRESS, "state_dict": {}},
@@ -170,11 +170,11 @@ def test_malformed_headers_and_cards(machine: Machine, model, tmp_path):
     for folder, text in zip(folders, cards, strict=True):
         (folder / "README.md").write_text(f"---\n{text}\n---\n")
     for done in machine.run(*(("inspect", folder) for folder in folders)):
-        assert (done.code, done.forbidden) == (0, []), "a card that cannot be read is as good as none"
+        assert (done.code, done.forbidden) == (0, []), "an unreadable card is ignored"
 
 
 def test_urls_in_an_old_configuration_are_not_followed(machine: Machine, model, tmp_path):
-    # timm once wrote its whole description of other weights into the file; it is honest, and leads nowhere.
+    # timm once wrote its whole description of other weights into the file; it is harmless and is not followed.
     folder = shutil.copytree(model, tmp_path / "model")
     rewrite(folder / "config.json", lambda config: config["pretrained_cfg"].update(url=ADDRESS, hf_hub_id="evil/model"))
     inspected, scored = machine.run(("inspect", folder), ("evaluate", folder, *DATA))

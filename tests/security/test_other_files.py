@@ -171,7 +171,7 @@ def test_a_readme_that_is_a_bomb(machine: Machine, model, tmp_path):
         ("finetune", model, "--data", honest.parent, "--steps", "1", "--out", "out"), ("evaluate", folder, *DATA)
     )
     with_data.assert_refused("more than 100,000 entries")
-    assert (with_card.code, with_card.forbidden) == (0, []), "a card that cannot be read is as good as none"
+    assert (with_card.code, with_card.forbidden) == (0, []), "an unreadable card is ignored"
 
 
 def test_image_formats_that_run_programs_are_not_decoded(machine: Machine, model, tmp_path):
@@ -208,7 +208,7 @@ def test_names_cannot_control_the_terminal(machine: Machine, model, tmp_path):
     assert (shown.code, as_json.code, failed.code) == (0, 0, 1), shown.err
     assert json.loads(as_json.out)
     for text in (shown.out, shown.err, as_json.out, failed.err):
-        assert not set(text) & set("\x1b\x9b\u202e"), "an escape of a stranger on the terminal"
+        assert not set(text) & set("\x1b\x9b\u202e"), "an untrusted escape sequence on the terminal"
     assert "\\x1b[2J" in shown.out
 
 

@@ -550,7 +550,9 @@ def test_sharded_classifiers_are_loaded(tmp_path, labelled, vit):
     (tmp_path / "sharded" / "config.json").write_bytes((vit / "config.json").read_bytes())
     found = load_checkpoint(tmp_path / "sharded").weights
     assert all(torch.equal(each, found[name]) for name, each in whole.weights.items())
-    assert rt.check(vit, tmp_path / "sharded", vit).compatible is False  # it is the old base, and nothing else is wrong
+    assert (
+        rt.check(vit, tmp_path / "sharded", vit).compatible is False
+    )  # because it is the old base; nothing else is wrong
 
 
 # ---- what a stranger's tuned model may not do
