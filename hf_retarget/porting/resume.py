@@ -275,7 +275,7 @@ def find_change(ours: Any, theirs: Any) -> str:
     """Describe the first entry that differs, two levels deep; empty if none does."""
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return "" if ours == theirs else f"it was {theirs!r} and is {ours!r} now"
-    for name in sorted({*ours, *theirs}):
+    for name in dict.fromkeys((*ours, *theirs)):
         mine, other = ours.get(name), theirs.get(name)
         if mine != other:
             if isinstance(mine, dict) and isinstance(other, dict):

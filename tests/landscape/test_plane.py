@@ -211,7 +211,7 @@ def test_a_coarse_picture_comes_early_and_a_killed_run_resumes_to_the_same_resul
         survey(nets, colours, **options, out=out)
     with pytest.raises(rt.RetargetError, match="'images' was 6 and is 5 now"):
         survey(nets, colours, **{**options, "limit": 5}, out=out, resume=True)
-    with pytest.raises(rt.RetargetError, match="'models' was"):
+    with pytest.raises(rt.RetargetError, match="'models' had"):
         survey(nets[::-1], colours, **options, out=out, resume=True)
     watcher = Watcher()
     resumed = survey(nets, colours, **options, out=out, resume=True, progress=watcher).figures
