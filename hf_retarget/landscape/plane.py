@@ -21,10 +21,10 @@ from hf_retarget.graph import Permutation, PermutationGraph, load_permutation
 from hf_retarget.landscape.geometry import Basis, Grid, Shares, lay_grids, mix, span
 from hf_retarget.landscape.result import Figures, PlaneFolder, PlaneResult, find_barrier
 from hf_retarget.matching.methods import match
-from hf_retarget.models import Checkpoint, check_alike, load_checkpoint
+from hf_retarget.models import Checkpoint, Reference, check_alike, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.names import PERMUTATION, PLANE, REPORT
-from hf_retarget.porting.inputs import Reference, trace_model
+from hf_retarget.porting.inputs import trace_model
 from hf_retarget.porting.resume import PlaceArguments
 from hf_retarget.publish.contents import shorten_all
 from hf_retarget.recipe import Recipe, finish_recipe

@@ -9,5 +9,5 @@ from hf_retarget.models.compare import (
     head_names,
     list_differences,
 )
-from hf_retarget.models.reference import Peeked, load_checkpoint, peek_checkpoint
+from hf_retarget.models.reference import Peeked, Reference, load_checkpoint, peek_checkpoint
 from hf_retarget.models.timm_models import empty_model, random_model

@@ -1,7 +1,6 @@
 """Models on the Hub: downloads the files that are needed, all of one commit, into the client's cache.
 
-`snapshot_download` would fetch the weights in every format there is, and `get_safetensors_metadata` reads whole files
-from servers that ignore ranges.
+`snapshot_download` would fetch the weights in every format there is.
 """
 
 from __future__ import annotations

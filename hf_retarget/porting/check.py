@@ -23,6 +23,7 @@ from hf_retarget.models import (
     Comparison,
     Difference,
     Peeked,
+    Reference,
     compare_checkpoints,
     list_differences,
     peek_checkpoint,
@@ -40,7 +41,7 @@ from hf_retarget.porting.cost import (
     estimate_other_images,
     price_port,
 )
-from hf_retarget.porting.inputs import WRONG_CLASSES, Given, Reference, load_inputs, trace_model
+from hf_retarget.porting.inputs import WRONG_CLASSES, Given, load_inputs, trace_model
 from hf_retarget.porting.port import PortArguments
 from hf_retarget.porting.resume import Workplace
 from hf_retarget.porting.streamed import look_first, open_sides

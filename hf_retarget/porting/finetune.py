@@ -13,7 +13,7 @@ from hf_retarget.data import ImageData, Preprocess, Split, check_classes, choose
 from hf_retarget.errors import PortError, RecipeError
 from hf_retarget.evaluation.scorer import Score, Scorer, Teacher
 from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
-from hf_retarget.models import Checkpoint, head_names, load_checkpoint, save_model
+from hf_retarget.models import Checkpoint, Reference, head_names, load_checkpoint, save_model
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import check_head, choose_head, make_model, match_names
 from hf_retarget.names import CARD, FINETUNE, INITIAL_HEAD, RECIPE
@@ -48,7 +48,7 @@ class FinetuneArguments(RunArguments, PlaceArguments, total=False):
     head: str
     record: int | None
     num_classes: int | None
-    teacher: str | Path | nn.Module | None
+    teacher: Reference | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class FinetuneResult:
 
 
 def finetune(
-    model: str | Path | nn.Module,
+    model: Reference,
     data: Any = None,
     *,
     recipe: Recipe | str | Path | None = None,

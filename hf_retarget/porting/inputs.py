@@ -35,7 +35,7 @@ from hf_retarget.matching.gradients import GradientCache, StepGradients
 from hf_retarget.matching.objective import Compression
 from hf_retarget.matching.problem import MatchOptions, Problem
 from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajectory, Trajectory
-from hf_retarget.models import Checkpoint, Comparison, compare_checkpoints, load_checkpoint
+from hf_retarget.models import Checkpoint, Comparison, Reference, compare_checkpoints, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import Heads, fit_heads, make_model
 from hf_retarget.models.relation import INDEPENDENT, list_backbone, measure_relation
@@ -46,7 +46,6 @@ from hf_retarget.recipe import DataOptions, PortOptions, Recipe
 from hf_retarget.run import Run, describe_environment, list_versions
 from hf_retarget.training import TrajectoryRecorder
 
-Reference = str | Path | nn.Module
 Tensors = Mapping[str, Tensor]
 Checkpoints = str | Path | Sequence[str | Path]
 """A folder written by a TrajectoryRecorder, or files in order."""

@@ -17,9 +17,9 @@ from hf_retarget.document import PortDocument, read_document
 from hf_retarget.errors import FinishedError, PortError, RecipeError, RetargetError
 from hf_retarget.files import lock_folder, remove_leftovers, write_json, write_text
 from hf_retarget.hub import one_line
+from hf_retarget.models import Reference
 from hf_retarget.models.hub import split_revision
 from hf_retarget.names import PERMUTATION, PORT, PORT_ALL, PORT_ALL_PAGE, SIDES
-from hf_retarget.porting.inputs import Reference
 from hf_retarget.porting.port import PortArguments, port, port_place
 from hf_retarget.progress import Progress
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path

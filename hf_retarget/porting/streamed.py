@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from torch import nn
 
 from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import (
@@ -41,7 +40,7 @@ from hf_retarget.files import (
     write_json,
     write_text,
 )
-from hf_retarget.models.reference import hash_weights
+from hf_retarget.models.reference import Reference, hash_weights
 from hf_retarget.models.relation import INDEPENDENT, compare_samples
 from hf_retarget.models.weights import FLOATS, INDEX, KINDS
 from hf_retarget.names import CARD, MODEL_CONFIG, PORT, RECIPE, REPORT, SIDES
@@ -84,7 +83,7 @@ class StreamedPort:
 
 
 def port_streamed(
-    models: tuple[str | Path | nn.Module, ...],
+    models: tuple[Reference, ...],
     recipe: Recipe,
     run: Run,
     given: Given,
@@ -224,9 +223,7 @@ def look_first(sides: Sides, given: Given, dtype: str | None = None) -> Relation
     return None
 
 
-def open_sides(
-    models: tuple[str | Path | nn.Module, ...], run: Run, given: Given, place: Path, *, peek: bool = False
-) -> Sides:
+def open_sides(models: tuple[Reference, ...], run: Run, given: Given, place: Path, *, peek: bool = False) -> Sides:
     """The files of the three models; with `peek`, only the headers of those on the Hub."""
     found: dict[str, Repository] = {}
     for side, model in zip(SIDES, models, strict=False):
