@@ -12,7 +12,9 @@ contract outputs with one tensor of the same shape instead: there, only what the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from torch.utils import _pytree as pytree
 import hf_retarget as rt
 from hf_retarget.errors import RuleError
 from hf_retarget.graph.build import build
-from hf_retarget.graph.rules import lookup, registered, rule
+from hf_retarget.graph.rules import lookup, registered, registry, rule
 from hf_retarget.graph.trace import export
 
 aten = torch.ops.aten
@@ -699,6 +701,14 @@ def test_pointwise_rows_need_no_rule():
 def test_an_operator_has_one_rule():
     with pytest.raises(RuleError, match=r"'aten.linear' already has a rule"):
         rule(aten.linear, "... i, o i, o -> ... o")
+
+
+def test_the_row_in_contributing_is_a_rule(monkeypatch):
+    contributing = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    (row,) = re.findall(r"^rule\(.*\)$", contributing.read_text(encoding="utf-8"), re.MULTILINE)
+    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+    exec(row, {"rule": rule, "aten": aten})
+    verify_row(("aten.cdist", torch.cdist, [(3, 4), (5, 4)], "3 4 5"))
 
 
 def test_a_malformed_row_is_refused_when_it_is_registered():

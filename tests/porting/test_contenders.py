@@ -31,6 +31,7 @@ from hf_retarget.contenders import (
     find_contender,
 )
 from hf_retarget.document import read_document
+from hf_retarget.matching import methods
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting.contest import Contest, Declined, Made
 from hf_retarget.porting.makers import keep_base
@@ -165,6 +166,20 @@ def test_an_unknown_contender_has_a_generic_row():
 
 
 # ---- one more
+
+
+def test_the_contender_in_contributing_is_a_method(monkeypatch):
+    contributing = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    blocks = re.findall("```python\n(.*?)```", contributing.read_text(encoding="utf-8"), re.DOTALL)
+    method, row = (block for block in blocks if "random" in block)
+    monkeypatch.setattr(registry, "_CONTENDERS", dict(registry._CONTENDERS))
+    contender = registry.register(eval(row, vars(registry)))
+    exec(method, names := dict(vars(methods)))
+    assert contender.step == f"{methods.__name__}:{names['random'].__name__}"
+    assert contender.is_method
+    assert contender.forwards(Sizes(2, 10, 0, 10)) > contender.forwards(Sizes(1, 10, 0, 10)), "each step is scored"
+    test_contenders_have_distinct_colours_and_labels()
+
 
 LABEL, SHORT = "a coin thrown for everything", "coin"
 
