@@ -106,9 +106,9 @@ def plane(
         margin = margin if (given := options.get("margin")) is None else given
         grids = lay_grids(basis, options.get("grid") or size, margin)
         part = getattr(scorer.data, split).take(limit, chosen.port.seed)
-        survey = _Survey(sides, permuted, basis, grids, scorer, part, split)
+        scoring = _Scoring(sides, permuted, basis, grids, scorer, part, split)
         try:
-            figures = survey.run(folder)
+            figures = scoring.run(folder)
         except FinishedError:
             if page is not None and folder is not None and run.is_main:
                 show_in_report(page, read_json(folder.path / PLANE, MAX_DOCUMENT_BYTES))
@@ -194,7 +194,7 @@ def _load_permutation(place: str | Path, graph: PermutationGraph) -> tuple[Permu
 
 
 @dataclass(eq=False)
-class _Survey:
+class _Scoring:
     """A run over all points, and the scores known so far."""
 
     sides: Mapping[str, Checkpoint]

@@ -17,7 +17,7 @@ from hf_retarget.models import Checkpoint, Reference, head_names, load_checkpoin
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import check_head, choose_head, make_model, match_names
 from hf_retarget.names import CARD, FINETUNE, INITIAL_HEAD, RECIPE
-from hf_retarget.porting.result import CURVE, name_library, publish_recipe
+from hf_retarget.porting.result import CURVE, name_library, save_recipe
 from hf_retarget.porting.resume import ENVIRONMENT, PlaceArguments, Workplace
 from hf_retarget.publish.card import write_tuned_card
 from hf_retarget.publish.contents import shorten_all
@@ -232,7 +232,7 @@ class _Finetuning:
         self.save_model(result.model, folder)
         try:
             save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
-            publish_recipe(self.recipe, folder / RECIPE)
+            save_recipe(self.recipe, folder / RECIPE)
             write_json(folder / FINETUNE, result.document)
             curve = CURVE if (folder / CURVE).is_file() else None
             write_text(

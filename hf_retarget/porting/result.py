@@ -151,7 +151,7 @@ class PortResult:
             if self.permutation is not None and self.graph is not None:
                 self.permutation.save(folder / PERMUTATION)
                 self.graph.save(folder / GRAPH)
-            publish_recipe(self.recipe, folder / RECIPE)
+            save_recipe(self.recipe, folder / RECIPE)
             pinned = replace(self.document, files=hash_files(folder))
             write_json(folder / PORT_FILE, pinned.to_json())
             self._write_report(folder)
@@ -228,8 +228,8 @@ def make_adapter(contest: Contest, weights: dict[str, Tensor], dtype: torch.dtyp
     return replace(made, facts=replace(made.facts, test=figures, lead=lead))
 
 
-def publish_recipe(recipe: Recipe, path: Path) -> None:
-    """Save the recipe for publication, with only the last part of a path to the data."""
+def save_recipe(recipe: Recipe, path: Path) -> None:
+    """Save the recipe, with only the last part of a path to the data, since it may be published."""
     recipe.override(**{"data.reference": shorten_path(recipe.data.reference)}).save(path)
 
 
@@ -281,7 +281,7 @@ def compose_document(
     if choose_action(document) == KEEP:
         start = document.verdict.rpartition("; ")[0]
         document = replace(document, verdict=f"{start}; keep the tuned model, which is clearly ahead.")
-    return publish_document(document)
+    return hide_paths(document)
 
 
 def describe_course(run: Run) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def describe_course(run: Run) -> dict[str, Any]:
     }
 
 
-def publish_document(document: PortDocument) -> PortDocument:
+def hide_paths(document: PortDocument) -> PortDocument:
     """Strip local paths from a document, and normalise it as if read from a file."""
     return parse_document(shorten_all(parse_json(to_json(document.to_json()))))
 

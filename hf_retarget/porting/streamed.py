@@ -45,7 +45,7 @@ from hf_retarget.models.relation import INDEPENDENT, compare_samples
 from hf_retarget.models.weights import FLOATS, INDEX, KINDS
 from hf_retarget.names import CARD, MODEL_CONFIG, PORT, RECIPE, REPORT, SIDES
 from hf_retarget.porting.inputs import Given, check_update
-from hf_retarget.porting.result import describe_course, publish_document, publish_recipe
+from hf_retarget.porting.result import describe_course, hide_paths, save_recipe
 from hf_retarget.porting.resume import ENVIRONMENT, Workplace, naming
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.publish.card import write_port_card
@@ -136,7 +136,7 @@ def port_streamed(
             in_main_process(write_model)
         with naming(place.folder, _AGAIN):
             facts = from_main_process(in_main_process(lambda: _score(given, folder, sides, pieces, run)))
-        document = publish_document(
+        document = hide_paths(
             PortDocument(
                 verdict=_judge(facts, relation, list_warnings(gates), plan, alpha),
                 winner="",
@@ -162,7 +162,7 @@ def port_streamed(
 
         def write(result: Path) -> None:
             copy_folder(folder, result)
-            publish_recipe(recipe, result / RECIPE)
+            save_recipe(recipe, result / RECIPE)
             write_json(result / PORT, replace(document, files=hash_files(result)).to_json())
             write_text(result / REPORT, compose_summary(document))
             write_text(result / CARD, write_port_card(document, (), library=sides["target"].library))
