@@ -119,7 +119,7 @@ class PortGroup:
 
     @classmethod
     def of(cls, runs: Sequence[FinishedPort], differing: Sequence[str]) -> PortGroup:
-        """PortGroup at least one run; `differing` are the fields in which groups differ."""
+        """Group at least one run; `differing` are the fields in which groups differ."""
         settings = {name: runs[0].fields.get(name) for name in differing}
         counted = [same[0] for same in _collect_same(runs)]
         known = {row.name: [run.top1[row.name] for run in counted if row.name in run.top1] for row in contenders()}

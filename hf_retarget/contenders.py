@@ -130,7 +130,7 @@ class Contender:
     without_matching: str = ""
     """Name of its counterpart without matching, against which the value of matching is measured."""
     is_original: bool = False
-    """Whether it is the tuned model itself, which says what there is to lose: shares and flips refer to it."""
+    """Whether it is the tuned model itself, to which flips and shares of accuracy refer."""
     sets_targets: bool = False
     """Whether gradients aim at the targets that its head was fitted to."""
     is_alternative: bool = False
