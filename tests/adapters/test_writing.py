@@ -185,7 +185,7 @@ def test_a_port_is_saved_as_an_adapter(ported):
     config = json.loads((out / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["r"], config["lora_bias"]) == ("new", 8, True)
     assert (facts.rank, facts.left_out) == (8, {})
-    assert facts.energy > 0.9999, "the fine-tuning has rank 8, and so has what was ported"
+    assert facts.energy > 0.9999, "the fine-tuning has rank 8, and so has the port"
     base = load_checkpoint(place / "new")
     loaded = peft.PeftModel.from_pretrained(base.build(3), out)
     ((images, labels),) = result.inputs.data.test.batches(100)
@@ -286,7 +286,7 @@ def test_without_images_an_adapter_with_its_own_head_is_added(described, base_fo
         torch.testing.assert_close(found.weights[name], expected, rtol=1e-5, atol=1e-6)
 
 
-# ---- what is refused
+# ---- refusals
 
 REFUSED = {
     "a rank above all": ({"port.rank": 10_000}, ModelError, "no layer has a rank of 10000: '"),

@@ -130,7 +130,7 @@ def test_a_reused_permutation_takes_no_gradients(out):
     task = replace(TINY, name="again", family="tiny", lender="tiny", methods={"fgmt+borrowed": 1}, after={})
     lines: list[str] = []
     run = perform(Run(Bench(task, out, say=lines.append), "fgmt+borrowed", 0))
-    assert lines == ["again: fgmt+borrowed, seed 0"], "the lender's port is there already"
+    assert lines == ["again: fgmt+borrowed, seed 0"], "the lender's port exists already"
     assert run["gradients"] == 0
     assert run["test"]["control"] is None
     borrowed, lent = (

@@ -327,7 +327,7 @@ def test_the_fingerprint_of_tables_and_items(load, table, pairs):
     assert load(pairs).fingerprint == load(list(pairs)).fingerprint != load(other).fingerprint
 
 
-# --- what can be wrong
+# --- errors
 
 
 @pytest.mark.parametrize(

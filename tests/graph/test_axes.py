@@ -85,7 +85,7 @@ def test_split_of_a_sum_splits_every_part():
     assert (parts((outer,)), inner.size) == ([2, 3], 2)
     assert sizes((first,)) == [2, 2]
     assert sizes((second,)) == [3, 2]
-    assert [member.size for _, member in inner.special] == [2, 2], "each part has an inner axis of its own"
+    assert [member.size for _, member in inner.special] == [2, 2], "each part has its own inner axis"
 
 
 def test_split_of_a_sum_refuses_parts_that_do_not_divide():
@@ -298,7 +298,7 @@ def test_a_pin_reaches_all_parts_and_members():
     assert [leaf.pin for leaf in leaves((joined,))] == [WHY, WHY]
 
 
-# ---------------------------------------------------------------------- specialising, and collapsing again
+# ---------------------------------------------------------------------- specialising and collapsing
 
 
 def test_specialising_twice_gives_the_same_member():

@@ -235,7 +235,7 @@ def test_memory_order_does_not_matter(grouped):
         assert torch.equal(graph.apply(graph.random(0), {"0.weight": other})["0.weight"], expected)
 
 
-# ---------------------------------------------------------------------- what does not belong together
+# ---------------------------------------------------------------------- mismatches
 
 
 def test_a_permutation_of_another_graph_is_refused(grouped):

@@ -370,7 +370,7 @@ FOUND = [
     ([(3, 4)], ["F.avg_pool1d(t[0], 3, 1, 1)", "t[1] + t[0]"]),
     ([(3, 4)], ["t[0].cumsum(1)"]),
     ([(3, 4)], ["t[0].roll(1, 1)", "t[0] * t[1]"]),
-    # An axis that is there twice, (2 × 3) · (2 × 3), is dealt out as 2 · (3 × 2 × 3): which 3 goes with which 2?
+    # An axis that occurs twice, (2 × 3) · (2 × 3), is regrouped as 2 · (3 × 2 × 3): which 3 belongs to which 2?
     ([(6, 2)], ["t[0] @ t[0].t()", "t[1] * t[1]", "t[2].reshape(2, 18)"]),
     ([(6, 6)], ["t[0].repeat(1, 2)", "t[0] @ t[0]", "t[1].reshape(6, 4, 3)", "F.pad(t[3], (2, 2))"]),
 ]

@@ -37,7 +37,7 @@ class Cached(nn.Module):
         return self.out(self.first(x) * bias)
 
 
-# ---------------------------------------------------------------------- the caller's model stays as it is
+# ---------------------------------------------------------------------- the caller's model is not changed
 
 
 def use(model: nn.Module, example: Tensor) -> None:
@@ -105,7 +105,7 @@ def test_caches_are_kept_and_do_not_interfere():
     (cached,) = model.attention_bias_cache.values()
     graph = rt.trace(model, x)
     result = rt.verify(model, graph, x, controls=None)
-    assert graph == fresh, "what is remembered of the weights is not a constant"
+    assert graph == fresh, "values cached from the weights are not constants"
     assert result.passed, result.verdict
     assert list(model.attention_bias_cache.values()) == [cached]
     assert next(iter(model.attention_bias_cache.values())) is cached

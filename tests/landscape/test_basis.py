@@ -129,7 +129,9 @@ def test_each_grid_extends_the_previous_one(basis, size):
         assert len({point.shares for point in grid.points}) == len(grid.points), "nothing is scored twice"
         assert {(x, y) for x in grid.x for y in grid.y} <= {(point.x, point.y) for point in grid.points}
     for coarse, fine in pairwise(grids):
-        assert fine.points[: len(coarse.points)] == coarse.points, "what is known of a grid is the start of the next"
+        assert fine.points[: len(coarse.points)] == coarse.points, (
+            "each grid starts with the points of the previous one"
+        )
     sizes = [len(grid.x) for grid in grids]
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == size

@@ -251,7 +251,7 @@ def test_unrelated_files_are_not_touched(nets, colours, tmp_path):
         survey(nets, colours, out=tmp_path / "thesis.tex")
 
 
-# ---- what can go wrong
+# ---- errors
 
 
 def test_models_that_do_not_fit_are_refused(nets, colours, tmp_path):

@@ -32,7 +32,7 @@ def test_all_files_come_from_one_commit(tmp_path, save, connected, files, refere
     assert torch.equal(checkpoint.weights["fc.weight"], load_file(folder / "model.safetensors")["fc.weight"])
     weights = [each.path for each in connected.log.of("resolve") if each.path.endswith("model.safetensors")]
     assert weights
-    assert all(f"/resolve/{commit}/" in path for path in weights), "the weights were asked for by branch"
+    assert all(f"/resolve/{commit}/" in path for path in weights), "the weights were requested by branch"
 
 
 def test_downloaded_models_are_available_offline(tmp_path, save, connected, files, monkeypatch):

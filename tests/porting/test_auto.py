@@ -408,7 +408,7 @@ def test_few_validation_images_are_supplemented(tuned, related, colours):
     both, batch = images["train"] + images["validation"], 16
     assert document.find("head").forwards == both / batch, "no image is looked at twice"
     method = rt.port(*tuned, related, colours, recipe=make_recipe(method="head")).document
-    assert method.port.forwards == both / batch, "a method that was asked for is chosen on validation images alone"
+    assert method.port.forwards == both / batch, "the steps of a requested method are chosen on validation images alone"
 
 
 def test_a_validation_split_can_be_named(tuned, related, colours, tmp_path):

@@ -60,7 +60,7 @@ def gray(gray_resnet, short, tmp_path_factory):
     return rt.finetune(gray_resnet, recipe=recipe, out=out, record=4)
 
 
-# ---- what it leaves behind
+# ---- the folder
 
 
 def test_a_gray_resnet_is_tuned_and_timm_loads_it(gray):

@@ -307,7 +307,7 @@ def test_the_seed_affects_the_control_but_not_the_split(nets, pictures, tmp_path
     recipe, changes = tmp_path / "first" / "recipe.yaml", ({"port.seed": 1}, {"port.seed": 1, "finetune.seed": 0})
     again = [rt.port(*nets, hard, recipe=recipe, overrides=each).document for each in changes]
     courses = [(each.find("plain").curve, each.find("plain").test.loss) for each in (first, *again)]
-    assert courses[0] == courses[2] != courses[1], "a seed of its own is kept"
+    assert courses[0] == courses[2] != courses[1], "its own seed is kept"
     assert again[0].recipe["finetune"]["seed"] == 1
     assert again[0].data.fingerprint == first.data.fingerprint
 

@@ -87,4 +87,4 @@ def test_a_pushed_port_is_loaded_by_a_transformers_pipeline(trio, colours, conne
     answer(sorted(each["label"] for each in classify(Image.new("RGB", (20, 20)))))
     """
     found = connected.client(token="hf_ada_read", home=tmp_path / "home").ask(code)
-    assert found == ["blue", "green", "red"], "the example in the card works as it is"
+    assert found == ["blue", "green", "red"], "the example in the card works"
