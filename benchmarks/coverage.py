@@ -1,11 +1,11 @@
-"""How much of timm the permutation graphs cover: traces and checks models, prints a table, writes CSV and Markdown.
+"""How much of timm the permutation graphs cover: traces and verifies models, prints a table, writes a CSV.
 
     python benchmarks/coverage.py                         # one small model of each of timm's 97 families
     python benchmarks/coverage.py --sample 100 --seed 0   # further names, drawn at random
     python benchmarks/coverage.py resnet50 vit_large_patch16_224 --no-check
 
-Every model runs in a process of its own, so that the peak memory is its own too. Rows are written as they come;
-with `--resume` models that the CSV has already, without a failure, are not run again.
+Each model runs in its own process, so that its peak memory is its own. Rows are written as they are measured; with
+`--resume`, models that are in the CSV without a failure are skipped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COLUMNS = [
 
 
 def measure(name: str, check: bool) -> dict[str, object]:
-    """Trace (and check) one model in this process."""
+    """Trace (and verify) one model in this process."""
     import torch
 
     from hf_retarget.graph.build import build
@@ -94,13 +94,13 @@ def measure(name: str, check: bool) -> dict[str, object]:
                 "check_seconds": round(result.seconds, 1),
                 "failure": "" if result.passed else result.verdict,
             }
-    except Exception as error:  # a sweep reports what fails and goes on
+    except Exception as error:  # a sweep reports failures and continues
         row["failure"] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
     return row
 
 
 def verify(model: nn.Module, graph: PermutationGraph) -> Verification:
-    """Check a graph on one image, a small one where the model takes any size."""
+    """Verify a graph on one image, a small one if the model accepts any size."""
     import hf_retarget as rt
     from hf_retarget.graph.trace import example_arguments
 
@@ -123,7 +123,7 @@ def in_own_process(name: str, check: bool) -> dict[str, object]:
 
 
 def chosen(names: tuple[str, ...], sample: int, seed: int) -> list[str]:
-    """The models to run: those named, a random sample, or one of each family."""
+    """The models to run: the named ones, a random sample, or one of each family."""
     families = [row["model"] for row in csv.DictReader(FAMILIES.open())]
     if names:
         return list(names)
@@ -135,7 +135,7 @@ def chosen(names: tuple[str, ...], sample: int, seed: int) -> list[str]:
 
 
 def run(names: list[str], check: bool, jobs: int, output: Path, resume: bool) -> list[dict[str, object]]:
-    """Measure all models, `jobs` at a time, printing and writing each row as it comes."""
+    """Measure all models, `jobs` at a time; print and write each row when it is done."""
     rows: list[dict[str, object]] = []
     if resume and output.exists():
         rows = [dict(row) for row in csv.DictReader(output.open()) if row["model"] in names and not row["failure"]]
@@ -194,9 +194,9 @@ def _number(row: dict[str, object], column: str) -> float:
 @click.option("--sample", default=0, help="Draw this many further timm names instead of the families.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
 @click.option("--check/--no-check", default=True, help="Verify every graph.")
-@click.option("--jobs", default=2, show_default=True, help="Models at a time.")
-@click.option("--csv", "output", default="coverage.csv", show_default=True, type=Path, help="Where the rows go.")
-@click.option("--resume", is_flag=True, help="Keep the rows that the CSV has already.")
+@click.option("--jobs", default=2, show_default=True, help="Number of models measured at once.")
+@click.option("--csv", "output", default="coverage.csv", show_default=True, type=Path, help="File for the rows.")
+@click.option("--resume", is_flag=True, help="Keep the rows that are in the CSV already.")
 @click.option("--one", hidden=True, help="Measure one model in this process and print it as JSON.")
 def main(
     names: tuple[str, ...], sample: int, seed: int, check: bool, jobs: int, output: Path, resume: bool, one: str

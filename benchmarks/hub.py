@@ -1,11 +1,10 @@
-"""What a push and a pull cost beside copying and hashing the same file, against the Hub of the tests on loopback.
+"""The cost of a push and a pull, compared with copying and hashing the same file, on the loopback Hub of the tests.
 
     python benchmarks/hub.py                               # ResNet-50, 102 MB
     python benchmarks/hub.py --model resnet18 --runs 5
 
-There is no network in between: it measures the work of the client, of this package and of the test Hub, which hashes
-what it gets and shares the machine. Each push and pull is a process of its own; its imports are not counted, and its
-peak memory is what it took beyond them.
+No network is involved: this measures the work of the client, of this package and of the test Hub, which hashes what it
+receives on the same machine. Each push and pull is its own process; time and peak memory exclude its imports.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from hf_retarget.models import load_checkpoint
 from hf_retarget.models.hub import fetch_model
 from hf_retarget.publish import Destination, push_folder
 
-def memory():  # MB; Linux hands the peak of whoever started a process down to it, except in /proc
+def memory():  # MB; a process inherits the peak of its parent, except in /proc
     status = Path("/proc/self/status")
     if status.exists():
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
@@ -79,7 +78,7 @@ def main_rows(model: str, runs: int, place: Path) -> tuple[float, list[Row]]:
 
 
 def _local(what: str, runs: int, work: Callable[[], object]) -> Row:
-    work()  # once, so that the file is in memory for all that follows
+    work()  # once before measuring, so that the file is cached
     seconds = []
     for _ in range(runs):
         start = time.perf_counter()
@@ -93,7 +92,7 @@ def _remote(kind: str, multipart_from: int, runs: int, place: Path, folder: Path
     for run in range(runs):
         with Hub(place / f"{kind}-{run}", multipart_from=multipart_from) as hub:
             hub.add_user("ada")
-            for what, name in (*PUSHES, *(PULLS if kind == "plain LFS" else ())):  # a pull is the same for both
+            for what, name in (*PUSHES, *(PULLS if kind == "plain LFS" else ())):  # pulls are the same for both kinds
                 client = hub.client(token="hf_ada_write")
                 hub.log.clear()
                 row = client.python(MEASURE, what, folder, f"ada/{name}", timeout=600)
@@ -108,7 +107,7 @@ def _remote(kind: str, multipart_from: int, runs: int, place: Path, folder: Path
 
 @click.command(help=__doc__)
 @click.option("--model", default="resnet50", show_default=True, help="A timm model; its weights are random.")
-@click.option("--runs", default=3, show_default=True, help="Of which the median is taken.")
+@click.option("--runs", default=3, show_default=True, help="Number of runs; the median is reported.")
 @click.option("--json", "as_json", is_flag=True)
 def main(model: str, runs: int, as_json: bool) -> None:
     """Measure and print a table."""

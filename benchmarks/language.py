@@ -1,11 +1,11 @@
-"""Tiny language models, trained in minutes: what a streamed port keeps of a fine-tuning.
+"""Tiny language models, trained in minutes: how much of a fine-tuning a streamed port keeps.
 
     OMP_NUM_THREADS=1 python benchmarks/language.py --folder /tmp/language
 
-Llamas of some 100,000 parameters read texts letter by letter. The old base learns sentences of a small grammar;
-the new base is trained on, on the same and on a second kind of sentence; an independent base learns all that from other
-random numbers. The fine-tuning teaches the old base recipes, of which the bases know nothing. The fine-tuning is then
-ported to the new base, and, against the tool's advice, to the independent one; 300 further recipes tell what was kept.
+Llamas of about 100,000 parameters read texts letter by letter. The old base learns sentences of a small grammar; the
+new base continues from it, on the same and on a second kind of sentence; an independent base learns both from other
+random numbers. The fine-tuning teaches the old base recipes, which no base has seen. It is then ported to the new base
+and, against the tool's advice, to the independent one; 300 further recipes measure how much was kept.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def tell(draw: random.Random) -> str:
 
 
 def count(draw: random.Random) -> str:
-    """What the new base learns, too."""
+    """A sentence that only the new base learns."""
     first, second = draw.randint(1, 20), draw.randint(1, 20)
     return f"{first} + {second} : {first + second}. "
 
 
 def cook(draw: random.Random) -> str:
-    """What the fine-tuning is for."""
+    """A sentence of the fine-tuning."""
     steps = [
         f"{draw.choice(('add', 'mix', 'boil', 'cut'))} {draw.randint(1, 9)} {draw.choice(FOODS)}" for _ in range(3)
     ]
@@ -52,7 +52,7 @@ def cook(draw: random.Random) -> str:
 
 
 def write(kinds: list[Callable[[random.Random], str]], seed: int, letters: int) -> str:
-    """A long text of these kinds of sentences."""
+    """A long text of such sentences."""
     draw, text = random.Random(seed), ""
     while len(text) < letters:
         text += "".join(draw.choice(kinds)(draw) for _ in range(50))
@@ -78,7 +78,7 @@ def train(model: LlamaForCausalLM, text: str, steps: int, rate: float, seed: int
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> Path:
-    """A model with a tokenizer of letters."""
+    """A model with a character tokenizer."""
     model.save_pretrained(folder)
     made = Tokenizer(models.WordLevel({letter: row for row, letter in enumerate(LETTERS)}, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -88,7 +88,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> Path:
 
 @click.command()
 @click.option("--folder", type=click.Path(path_type=Path), required=True)
-@click.option("--steps", default=300, help="Steps of the old base; the others take a share of them.")
+@click.option("--steps", default=300, help="Training steps of the old base; the others take a share of them.")
 @click.option("--seed", default=0)
 def main(folder: Path, steps: int, seed: int) -> None:
     """Train, port, and print what was kept."""

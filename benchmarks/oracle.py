@@ -1,12 +1,12 @@
-"""Whether two states of the code make the same files, bit for bit: what a redesign must not change.
+"""Compares the files made by two versions of the code, bit for bit: a redesign must not change them.
 
     git worktree add /tmp/before COMMIT
     python benchmarks/oracle.py --code /tmp/before --write /tmp/before.json
     python benchmarks/oracle.py --code . --compare /tmp/before.json
 
-runs the demo, a port of a convolutional network with heads of different sizes and one of a small transformer, each in
-one process and the ports in two as well, with the code in a folder. Hashes of model, permutation and graph must be
-equal, and so must all numbers of port.json, whatever they are called.
+runs the demo, a port of a convolutional network with heads of different sizes, and one of a small transformer, with the
+code in a folder: each in one process, the ports also in two. Hashes of model, permutation and graph must be equal, and
+so must all numbers of port.json, regardless of their names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ for name, options, classes in (
 
 
 def run(code: Path, *command: str, folder: Path) -> None:
-    """Run Python with the code of a folder."""
+    """Run Python with the code in a folder."""
     environment = {**os.environ, "PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -67,7 +67,7 @@ def run(code: Path, *command: str, folder: Path) -> None:
 
 
 def measure(code: Path) -> dict[str, Any]:
-    """What the code makes of everything."""
+    """The hashes and numbers of all ports made by the code in a folder."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -90,14 +90,14 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 def describe(folder: Path) -> dict[str, Any]:
     """Hashes of the files, and all numbers of port.json, sorted: names may change, numbers may not."""
-    there = [name for name in FILES if (folder / name).exists()]  # a port that matched nothing has no permutation
+    there = [name for name in FILES if (folder / name).exists()]  # without matching, there is no permutation
     hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
     document = json.loads((folder / "port.json").read_text())
     return {"hashes": hashes, "numbers": sorted(set(numbers(document)))}
 
 
 def numbers(value: Any, key: str = "") -> list[float]:
-    """All numbers that were measured, but for times."""
+    """All measured numbers except times."""
     if isinstance(value, dict):
         return [each for name, inner in value.items() if name not in TIMES for each in numbers(inner, name)]
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def numbers(value: Any, key: str = "") -> list[float]:
 
 
 def main() -> None:
-    """Measure, and write or compare."""
+    """Measure, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--code", type=Path, default=Path(), help="folder of the code")
     parser.add_argument("--write", type=Path, help="file for the result")

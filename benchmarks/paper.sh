@@ -4,10 +4,10 @@
 #   sh …/benchmarks/paper.sh cub                # figures 5e, 6d; cars: 5d, 6c; cifar100: 5f, 6b; cifar10: 5b, 6a
 #   sh …/benchmarks/paper.sh imagenet           # figure 5c
 #   sh …/benchmarks/paper.sh actual             # figure 9e: along the checkpoints of the fine-tuning
-#   sh …/benchmarks/paper.sh --dry-run cub      # fine-tune, and only say what the ports would do and cost
+#   sh …/benchmarks/paper.sh --dry-run cub      # fine-tune, and only plan the ports
 #
-# What is there already is not made again. The recipes (recipes/) hold the paper's settings: T, B, B', epochs, rates.
-# Fine-tunings begin with a head of zeros on both sides, where the paper takes one random head.
+# Finished work is kept. The recipes (recipes/) hold the paper's settings: T, B, B', epochs, rates.
+# Fine-tunings start from a zero head on both sides; the paper uses one random head.
 set -eu
 
 dry=
@@ -30,7 +30,7 @@ transfer() { # folder, options …
     [ -d "$folder" ] || hf-retarget port "$@" --out "$folder" $dry
 }
 
-# Fine-tunings of two ResNet-18 that were pre-trained apart on ImageNet: T = 15, 5 × 128 images a gradient.
+# Fine-tunings of two ResNet-18 pre-trained independently on ImageNet: T = 15, 5 × 128 images per gradient.
 pretrained() { # recipe
     old=timm/resnet18.tv_in1k new=timm/resnet18.a1_in1k
     tune "$1/tuned" $old --data "$1@source"
@@ -41,7 +41,7 @@ pretrained() { # recipe
     done
 }
 
-# The same along actual checkpoints: 43 steps are about an epoch of CUB.
+# The same along actual checkpoints: 43 steps are about one epoch of CUB.
 actual() {
     old=timm/resnet18.tv_in1k
     tune cub/recorded $old --data cub@source --record 43
@@ -49,7 +49,7 @@ actual() {
         --checkpoints cub/recorded/trajectory --data cub@paper --head zero
 }
 
-# From one random initialisation to another: T = 40, 100 × 128 images a gradient.
+# From one random initialisation to another: T = 40, 100 × 128 images per gradient.
 imagenet() {
     mkdir -p imagenet
     for seed in 0 1; do
@@ -65,7 +65,7 @@ save_model('imagenet/$seed', random.weights, random)"
     transfer imagenet/fgmt --src-base imagenet/0 --src-ft imagenet/tuned --new-base imagenet/1 --data imagenet@paper
 }
 
-# Conv8 in full width, from random weights to CIFAR-10 (T = 30), and on to ten classes of CIFAR-100 (T = 15).
+# Conv8 at full width, from random weights to CIFAR-10 (T = 30), and from there to ten classes of CIFAR-100 (T = 15).
 conv8=quality.networks:Conv8
 
 random_conv8() { # seed

@@ -32,10 +32,9 @@ from quality.pays_page import RESULTS, draw_drifts, draw_prices, write_tables
 
 import hf_retarget as rt
 from hf_retarget.data import load_data
-from hf_retarget.evaluation.scorer import Score, Scorer
-from hf_retarget.evaluation.teacher import Teacher
+from hf_retarget.evaluation.scorer import Score, Scorer, Teacher
 from hf_retarget.run import Run, list_versions
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 
 SITUATIONS: dict[str, dict[str, Any]] = {
     "labels": {},

@@ -1,10 +1,10 @@
-"""What ports are worth: runs a matrix of tasks, methods and seeds, and writes the results.
+"""The value of ports: runs a matrix of tasks, methods and seeds, and writes the results.
 
-    python benchmarks/quality.py --list                              # the tasks, and how long each takes here
-    python benchmarks/quality.py resnet20-flowers                    # one task; what is finished is not done again
-    python benchmarks/quality.py --figure 5d                         # what stands for a figure of the paper
+    python benchmarks/quality.py --list                              # the tasks, with estimated times
+    python benchmarks/quality.py resnet20-flowers                    # one task; finished runs are kept
+    python benchmarks/quality.py --figure 5d                         # the tasks of a figure of the paper
     python benchmarks/quality.py --all --jobs 2                      # everything
-    python benchmarks/quality.py --write docs/results.md             # tables and pictures, from the runs there are
+    python benchmarks/quality.py --write docs/results.md             # tables and pictures of all finished runs
 
 Runs are kept in runs/quality, with their port.json. Larger sets of images and trained networks are looked for in
 ../shared; without them, the tasks that need them are left out, and the rest takes the embedded images.
@@ -27,17 +27,17 @@ ROOT = Path(__file__).resolve().parents[1]
 @click.argument("tasks", nargs=-1)
 @click.option("--figure", help="A figure or table of the paper: 3a … 9, table-3.")
 @click.option("--all", "everything", is_flag=True, help="All tasks, and the study of trajectories.")
-@click.option("--list", "listing", is_flag=True, help="Say what there is and how long it takes, and do nothing.")
+@click.option("--list", "listing", is_flag=True, help="List the tasks with estimated times, and exit.")
 @click.option("--method", "methods", multiple=True, help="Only these methods (fgmt, fgmt+cosine, …).")
 @click.option("--seed", "seeds", multiple=True, type=int, help="Only these seeds.")
 @click.option("--jobs", default=1, show_default=True, help="Processes, with one thread each.")
 @click.option(
-    "--out", type=Path, default=ROOT / "runs" / "quality", help="Where runs are kept.  [default: runs/quality]"
+    "--out", type=Path, default=ROOT / "runs" / "quality", help="Folder for the runs.  [default: runs/quality]"
 )
-@click.option("--quick", is_flag=True, help="Train only briefly: to see that everything runs (kept in OUT-quick).")
-@click.option("--anew", is_flag=True, help="Port again; bases and fine-tunings are kept.")
+@click.option("--quick", is_flag=True, help="Train only briefly, as a smoke test (in OUT-quick).")
+@click.option("--anew", is_flag=True, help="Repeat ports; keep bases and fine-tunings.")
 @click.option("--cosine", is_flag=True, help="Compare trajectories (figure 3) instead of porting.")
-@click.option("--basins", is_flag=True, help="Gather the corners of the loss planes (figure 7).")
+@click.option("--basins", is_flag=True, help="Measure the loss planes (figure 7).")
 @click.option("--write", "page", type=Path, help="Write the results to this page, and pictures to images/ beside it.")
 def main(
     tasks: tuple[str, ...],
@@ -54,7 +54,7 @@ def main(
     basins: bool,
     page: Path | None,
 ) -> None:
-    """Do what was asked for."""
+    """Run the benchmark."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if jobs > 1:
         os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
@@ -74,7 +74,7 @@ def main(
         raise click.BadParameter(f"there is no task '{unknown[0]}'; choose among {', '.join(TASKS)}")
     names = tasks or (FULL if everything or listing else ())
     if not names and page is None:
-        raise click.UsageError("name a task, or say --all, --list, --figure or --write")
+        raise click.UsageError("name a task, or give --all, --list, --figure or --write")
     if listing:
         work.list_tasks(names)
         return
@@ -96,7 +96,7 @@ def main(
 
 
 def _in_processes(groups: list[tuple[str, ...]], options: list[str], jobs: int) -> list[str]:
-    """Families of tasks side by side, each in a process of its own: within one, they share what they make."""
+    """Run families of tasks in parallel, each in its own process, because the tasks of a family share their work."""
 
     def call(group: tuple[str, ...]) -> str:
         answer = subprocess.run([sys.executable, __file__, *group, *options], check=False)

@@ -3,13 +3,12 @@
     python benchmarks/solver.py                    # T = 1, 5, 15, at 200 classes
     python benchmarks/solver.py --steps 15 --model resnet18 --csv solver.csv
 
-The reference is a solver of the kind research code uses: for every group and sweep, for every step and every tensor,
-permute the source's tensor on all its other axes by full index tensors, multiply, add up; SciPy; until a sweep gains
-nothing.
-Both see the same gradients, of two networks along a short fine-tuning of one of them on real images.
+The reference is a solver as in research code: for every group and sweep, it permutes each step of each tensor of the
+source on all its other axes by full index tensors, multiplies and sums, and calls SciPy, until a sweep gains nothing.
+Both get the same gradients, of two networks along a short fine-tuning of one of them on real images.
 
-A port solves once a step, with one more pair of gradients each time. So our time for T steps is that of adding the last
-pair and solving; what it took to add all of them, over the whole port, stands beside it.
+A port solves once per step, with one more pair of gradients each time. Our time for T steps is therefore that of adding
+the last pair and solving; the time to add all pairs over the whole port is printed separately.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ def real_gradients(
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights; gammas that start at zero would leave half of the network without a gradient."""
+    """A model's weights; gammas of zero would leave half of the network without gradients."""
     weights = {key: value.detach().clone() for key, value in model.named_parameters()}
     return {key: value if value.any() or key.endswith("bias") else value + 0.5 for key, value in weights.items()}
 
 
 def plain_solver(graph: rt.PermutationGraph, pairs: list[Pair], seed: int = 0) -> tuple[dict[str, Tensor], float, int]:
-    """The reference: no stack, no memory of what has changed, full index tensors."""
+    """The reference: no stacks, no record of changes, full index tensors."""
     permutation = dict(graph.identity().indices)
     axes = {(tensor, dim): group.name for group in graph for tensor, dim in group.axes}
     generator = np.random.default_rng(seed)
@@ -106,7 +105,7 @@ def plain_solver(graph: rt.PermutationGraph, pairs: list[Pair], seed: int = 0) -
 def gather_all_but(
     tensor: Tensor, name: str, skip: int, axes: Mapping[tuple[str, int], str], permutation: Mapping[str, Tensor]
 ) -> Tensor:
-    """Permute all axes of a tensor but one, by index tensors as large as the tensor."""
+    """Permute all axes of a tensor except one, by index tensors as large as the tensor."""
     for dim in range(tensor.dim()):
         group = axes.get((name, dim))
         if group is not None and dim != skip:
@@ -127,7 +126,7 @@ def objective(graph: rt.PermutationGraph, pairs: list[Pair], permutation: Mappin
 
 
 def ours(graph: rt.PermutationGraph, pairs: list[Pair], compression: Compression | None) -> dict[str, object]:
-    """Our solver. Of the time for stacking, the last step's is its own; the earlier steps have had theirs."""
+    """Our solver; the time for stacking counts only the last step."""
     stacks, adding = Stacks(graph, compression), [0.0]
     for target, source in pairs:
         began = time.perf_counter()

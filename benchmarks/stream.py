@@ -1,12 +1,12 @@
 """Memory and time of a streamed port of a large model, against copying its files.
 
     OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /somewhere/with/room        # 8 GB, needs 33 GB of disk
-    OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /tmp/hollow --hollow        # 9 GB: models of holes, mostly
+    OMP_NUM_THREADS=1 python benchmarks/stream.py --folder /tmp/hollow --hollow        # 9 GB of mostly sparse files
 
-Three models of one lineage are made up of random numbers, in bfloat16 and with the shapes of a Llama: an embedding of
-128,256 tokens, which is the largest tensor, and layers of 4,096 channels. A process of its own imports the package,
-notes its memory, ports, and notes its peak. Files leave the cache of the system before each measurement, and a copy
-counts when it is on the disk, as a port does. The folder is emptied afterwards.
+Three random models of one lineage are written in bfloat16, with the shapes of a Llama: an embedding of 128,256 tokens,
+which is the largest tensor, and layers of 4,096 channels. A separate process imports the package, measures its memory,
+ports, and measures its peak. Files are dropped from the page cache before each measurement, and a copy, like a port,
+counts once it is on the disk. The folder is emptied afterwards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ print(json.dumps({"before": before, "peak": memory("VmHWM"), "seconds": done.doc
 
 
 def shapes(size: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names and shapes of matrices until they take this many bytes."""
+    """Names and shapes of matrices, up to this many bytes in total."""
     yield "model.embed_tokens.weight", (TOKENS, WIDTH)
     left, layer = size - 2 * TOKENS * WIDTH, 0
     while left > 0:
@@ -56,7 +56,7 @@ def shapes(size: int) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def make(folder: Path, size: int, seed: int, hollow: bool) -> None:
-    """A model: the numbers of the old base, and for another seed a little noise on top of them."""
+    """Write a model: the old base, or, with another seed, the old base with a little noise."""
     folder.mkdir(parents=True)
     base = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
     noise = torch.randn(1 << 22, generator=torch.Generator().manual_seed(seed)) if seed else 0
@@ -90,7 +90,7 @@ def make(folder: Path, size: int, seed: int, hollow: bool) -> None:
 
 
 def forget(*folders: Path) -> None:
-    """Write files to the disk, and let the system drop them from its cache."""
+    """Flush files to the disk and drop them from the page cache."""
     for path in (path for folder in folders for path in folder.iterdir()):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -99,7 +99,7 @@ def forget(*folders: Path) -> None:
 
 
 def measure(command: list[str]) -> tuple[tuple[float, float], str]:
-    """Seconds that a command takes, and seconds of the processor; and what it prints."""
+    """Run a command; return its wall-clock and processor seconds, and its output."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -109,7 +109,7 @@ def measure(command: list[str]) -> tuple[tuple[float, float], str]:
 @click.command()
 @click.option("--folder", type=click.Path(path_type=Path), required=True)
 @click.option("--gigabytes", default=8.0)
-@click.option("--hollow", is_flag=True, help="Leave holes in the models, which then take little of the disk.")
+@click.option("--hollow", is_flag=True, help="Write sparse files, which take little disk space.")
 def main(folder: Path, gigabytes: float, hollow: bool) -> None:
     """Make three models, copy one, port, and print a table."""
     sides = [folder / name for name in ("old", "tuned", "new")]

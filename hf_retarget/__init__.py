@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hf_retarget.recipe import load_recipe as load_recipe
     from hf_retarget.successors import OutdatedModels as OutdatedModels
     from hf_retarget.successors import outdated as outdated
-    from hf_retarget.training.recorder import TrajectoryRecorder as TrajectoryRecorder
+    from hf_retarget.training import TrajectoryRecorder as TrajectoryRecorder
 
 # What needs torch is imported when it is first used: `hf-retarget --help` should not wait for it.
 _MODULES = {
@@ -79,7 +79,7 @@ _MODULES = {
     "provenance": "PortCheck check_port",
     "recipe": "Recipe load_recipe",
     "successors": "OutdatedModels outdated",
-    "training.recorder": "TrajectoryRecorder",
+    "training": "TrajectoryRecorder",
 }
 _LAZY = {name: f"hf_retarget.{module}" for module, names in _MODULES.items() for name in names.split()}
 

@@ -61,7 +61,7 @@ def choose_action(document: PortDocument) -> str:
     """
     if not document.contenders:
         return UNSCORED
-    best, tuned = find_better(document) or document.result, document.find("tuned")
+    best, tuned = find_better(document) or document.result, document.original
     action = RETRAIN if best.row.is_alternative else HEAD if best.row.stands_alone else PORTED
     behind = action != PORTED and tuned is not None and _is_clearly_better(tuned, best)
     return KEEP if behind else action

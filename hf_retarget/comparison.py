@@ -98,7 +98,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Group:
+class PortGroup:
     """Repetitions of one port."""
 
     name: str
@@ -118,7 +118,7 @@ class Group:
     runs: tuple[FinishedPort, ...]
 
     @classmethod
-    def of(cls, runs: Sequence[FinishedPort], differing: Sequence[str]) -> Group:
+    def of(cls, runs: Sequence[FinishedPort], differing: Sequence[str]) -> PortGroup:
         """Group at least one run; `differing` are the fields in which groups differ."""
         settings = {name: runs[0].fields.get(name) for name in differing}
         counted = [same[0] for same in _collect_same(runs)]
@@ -142,7 +142,7 @@ class Group:
 class PortComparison:
     """A comparison of several ports."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[PortGroup, ...]
     differing: tuple[str, ...]
     """The fields in which groups differ."""
     warnings: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ def compare(folders: Sequence[str | Path], *, over: Sequence[str] = ()) -> PortC
     alike = _collect((str([_key(run.fields.get(name)) for name in differing]), run) for run in runs)
     if any(name.startswith("data.") for name in differing):  # these describe the difference more precisely
         differing = [name for name in differing if name != "data"]
-    groups = tuple(Group.of(members, differing) for members in alike.values())
+    groups = tuple(PortGroup.of(members, differing) for members in alike.values())
     return PortComparison(groups, tuple(differing), tuple(_warn(runs, groups, over)), tuple(problems))
 
 
@@ -266,7 +266,7 @@ def _describe(name: str, value: Any) -> str:
     return f"{named} {words}"
 
 
-def _warn(runs: Sequence[FinishedPort], groups: Sequence[Group], over: Sequence[str]) -> list[str]:
+def _warn(runs: Sequence[FinishedPort], groups: Sequence[PortGroup], over: Sequence[str]) -> list[str]:
     lines = []
     for name, words in _COMPARABLE.items():
         kinds = _collect((run.fields.get(name), run.name) for run in runs)
@@ -293,6 +293,7 @@ def _key(value: Any) -> str:
     return repr(float(value) if type(value) is int else value)
 
 
+# Not pandas: its `groupby` drops None and refuses lists, which settings may be.
 def _collect(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
     """Collect the second elements by the first, keeping their order."""
     found: dict[Any, list[Any]] = {}

@@ -129,6 +129,10 @@ class Contender:
     """Whether it finds a permutation that other fine-tunings between the same bases can reuse."""
     without_matching: str = ""
     """Name of its counterpart without matching, against which the value of matching is measured."""
+    is_original: bool = False
+    """Whether it is the tuned model itself, to which flips and shares of accuracy refer."""
+    sets_targets: bool = False
+    """Whether gradients aim at the targets that its head was fitted to."""
     is_alternative: bool = False
     """Whether it is what a user would do instead of a port, at the same price."""
     instead: str = ""
@@ -143,7 +147,7 @@ class Contender:
     @property
     def may_replace(self) -> bool:
         """Whether it could replace the port: another port, or an alternative on the new base."""
-        return bool(self.place or self.step or (self.instead and self.name != "tuned"))
+        return bool(self.place or self.step or (self.instead and not self.is_original))
 
     @property
     def is_method(self) -> bool:
@@ -212,6 +216,7 @@ for _row in (
         marker="*",
         make=f"{_MAKERS}:keep_tuned",
         beside=lambda asked: asked.compared,
+        is_original=True,
         instead="keep the tuned model",
     ),
     Contender(
@@ -291,6 +296,7 @@ for _row in (
         beside=lambda asked: asked.compared,
         forwards=_fit_head_of_base,
         place=3,
+        sets_targets=True,
         instead="fit a head on the new base (--method head)",
         stands_alone=True,
     ),

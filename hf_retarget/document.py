@@ -1,8 +1,6 @@
 """port.json: its types, version and JSON schema, and how older versions are read. Importing this imports no torch.
 
-    python -m hf_retarget.document docs/port.schema.json
-
-writes the schema; a test compares it with the types below.
+`python -m hf_retarget.document docs/port.schema.json` writes the schema.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hf_retarget.contenders import AFTER, BESIDE, PORT, Contender, contenders, find_contender
 from hf_retarget.document_v1 import upgrade
 from hf_retarget.errors import PortError
-from hf_retarget.files import to_json, write_json
+from hf_retarget.files import write_json
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json, refuse_large
 from hf_retarget.words import percent, size
 
@@ -398,6 +396,11 @@ class PortDocument:
         return next((each for each in self.contenders if each.role == AFTER), self.port)
 
     @property
+    def original(self) -> ContenderFigures | None:
+        """The tuned model, if anything was compared with it."""
+        return next((each for each in self.contenders if each.row.is_original), None)
+
+    @property
     def alternative(self) -> ContenderFigures | None:
         """What a user would do instead of a port, at the same price."""
         return next((each for each in self.contenders if each.row.is_alternative), None)
@@ -494,7 +497,4 @@ def _adapter() -> TypeAdapter[PortDocument]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        write_json(sys.argv[1], make_schema())
-    else:
-        sys.stdout.write(to_json(make_schema()) + "\n")
+    write_json(sys.argv[1], make_schema())

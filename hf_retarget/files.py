@@ -101,14 +101,14 @@ def write_json(path: str | Path, content: Any) -> None:
     write_text(path, to_json(content) + "\n")
 
 
-def to_json(content: Any, *, indent: int | None = 2) -> str:
+def to_json(content: Any) -> str:
     """Serialize to strict JSON: NaN and infinity become null.
 
     Example:
-        >>> to_json({"loss": float("nan"), "top1": 0.5}, indent=None)
-        '{"loss": null, "top1": 0.5}'
+        >>> to_json([float("nan")])
+        '[\\n  null\\n]'
     """
-    text = json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # JSON does not escape all of them
 
 

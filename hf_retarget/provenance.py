@@ -24,7 +24,7 @@ _AGAIN = "restore the folder from where it was published, or make the port again
 
 
 @dataclass(frozen=True)
-class Pin:
+class PinnedModel:
     """One of the input models, as pinned in port.json."""
 
     reference: str
@@ -44,7 +44,7 @@ class PortCheck:
     folder: str
     files: Mapping[str, str]
     """The port's own files: `same`, `differs` or `missing`; empty if an older version did not pin them."""
-    pins: Mapping[str, Pin]
+    pins: Mapping[str, PinnedModel]
     """The models `source`, `tuned` and `target`, and `tuned_target` if given."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -128,9 +128,9 @@ def _agrees(path: Path, recipe: Mapping[str, Any]) -> bool:
     )
 
 
-def _compare_input(facts: ModelFacts, given: Any, token: str | None) -> tuple[Pin, list[str]]:
+def _compare_input(facts: ModelFacts, given: Any, token: str | None) -> tuple[PinnedModel, list[str]]:
     """Compare a pinned model with its current files on the Hub or at a path; also returns those that differ."""
-    pin = Pin(facts.reference, facts.revision, facts.hashes)
+    pin = PinnedModel(facts.reference, facts.revision, facts.hashes)
     try:
         there = _find_hashes(facts, given, token)
     except RetargetError as error:

@@ -1,8 +1,9 @@
-"""The layers of the package: who may import whom, and how large a file may grow."""
+"""The habits of the package: layers, sizes of files and packages, parameters of functions, one meaning per name."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ BELOW += ["advice", "hub", "recipe", "graph", "matching", "models", "data", "eva
 BESIDE = {"inspection": {"report"}, "successors": {"streaming"}}
 ABOVE = ["porting", "landscape", "cli", "__main__"]
 LONGEST = 500  # lines; more is a sign of two subjects
+MOST_FILES = 12  # in a package, __init__.py apart
+UNCOUNTED = {"hf_retarget", "hf_retarget.cli", "hf_retarget.graph.rules"}
+MOST_PARAMETERS = 7
 
 
 def module_of(path: Path) -> str:
@@ -104,3 +108,31 @@ def test_files_stay_small(path):
 
 def test_there_is_no_drawer_for_everything():
     assert [module_of(path) for path in FILES if path.stem in ("utils", "util", "helpers", "common", "misc")] == []
+
+
+def test_packages_stay_small():
+    counts = Counter(package_of(path) for path in FILES if path.name != "__init__.py")
+    assert {name: count for name, count in counts.items() if count > MOST_FILES and name not in UNCOUNTED} == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_functions_have_few_parameters(path):
+    """More need a comment beside the name that gives the reason."""
+    source = path.read_text(encoding="utf-8")
+    lines, many = source.splitlines(), []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and "#" not in lines[node.lineno - 1]:
+            given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            many += [node.name] if len(given) - (given[:1] in (["self"], ["cls"])) > MOST_PARAMETERS else []
+    assert many == []
+
+
+def test_a_name_means_one_thing():
+    """Commands bear the names of the functions that they call, and rules those of operators."""
+    places: dict[str, set[str]] = {}
+    for path in FILES:
+        if package_of(path) not in ("hf_retarget.cli", "hf_retarget.graph.rules"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+                    places.setdefault(node.name, set()).add(module_of(path))
+    assert {name: sorted(found) for name, found in places.items() if len(found) > 1} == {}

@@ -1,4 +1,4 @@
-"""Loss planes (Figure 7): do a port that was fine-tuned on and the directly fine-tuned target lie in one basin?"""
+"""Loss planes (figure 7): are a port after fine-tuning and the directly fine-tuned new base in one basin?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quality.runs import Run, perform
 from quality.store import Kept, short_hash
 
 DIRECT, PORTED, SOURCE = "direct", "ported", "source"
-"""The paper's Target, FGMT+FT and Source (Permuted): the tuned source, matched to the target by its weights."""
+"""The paper's Target, FGMT+FT and Source (Permuted), the tuned model matched to the new base by its weights."""
 GRID, POINTS, IMAGES = 9, 11, 400
 """Points along a side of the plane and along a line, and test images at each."""
 
@@ -25,7 +25,7 @@ def gather_corners(bench: Bench, seed: int = 0, method: str = "fgmt") -> dict[st
     """The networks at the corners of the plane."""
     summary = perform(Run(bench, method, seed))
     if not summary["after"]:
-        raise ValueError(f"'{bench.task.name}' does not fine-tune on after '{method}'; choose a method that it does")
+        raise ValueError(f"'{bench.task.name}' does not fine-tune after '{method}'; choose another method")
     source = bench.tuned(bench.task.pair(seed).old, bench.task.pair(seed).old_seed)
     folders = {
         DIRECT: bench.out / summary["direct"],
@@ -38,12 +38,7 @@ def gather_corners(bench: Bench, seed: int = 0, method: str = "fgmt") -> dict[st
 
 
 def survey_basin(bench: Bench, seed: int = 0) -> str:
-    """Draw the plane and measure the barriers on its sides; says what was found.
-
-    Example:
-        >>> survey_basin(Bench(TASKS["cifar-6to4"], Path("runs/quality")))      # doctest: +SKIP
-        'barrier from direct to ported: 0.4 points, to source: 12.3 points'
-    """
+    """Draw the plane and measure the barriers along its sides; returns a summary."""
     corners = gather_corners(bench, seed)
     kept = Kept(bench.out / bench.task.name / "plane" / f"seed-{seed}")
     key = {name: short_hash(network.state_dict()) for name, network in corners.items()} | {"grid": GRID}
@@ -64,7 +59,7 @@ def survey_basin(bench: Bench, seed: int = 0) -> str:
 
 
 def load_basins(out: Path) -> dict[str, list[dict[str, Any]]]:
-    """Task → what was found for each seed."""
+    """Task → the result for each seed."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(out.glob("*/plane/seed-*/done.json")):
         found.setdefault(path.parents[2].name, []).append(json.loads(path.read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""One task at work: its images, bases and fine-tunings, each made once and kept."""
+"""The images, bases and fine-tunings of one task, each made once and kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Bench:
-    """A task, and the folder in which its work is kept."""
+    """A task and the folder of its work."""
 
     task: Task
     out: Path
@@ -37,7 +37,7 @@ class Bench:
 
     @property
     def common(self) -> Path:
-        """What the tasks of a family share."""
+        """The folder shared by the tasks of a family."""
         return self.out / self.task.folder
 
     @cached_property
@@ -47,12 +47,12 @@ class Bench:
 
     @cached_property
     def data(self) -> ImageData:
-        """The images of the fine-tuning, split and numbered."""
+        """The images of the fine-tuning, divided into splits, with numbered labels."""
         return self.start(self.network(self.classes), "keep").data
 
     @cached_property
     def classes(self) -> int:
-        """How many classes the fine-tuning has."""
+        """The number of classes of the fine-tuning."""
         return len(self.task.classes) or len(self.pictures["train"].classes)
 
     @property
@@ -80,7 +80,7 @@ class Bench:
         return network
 
     def start(self, model: nn.Module, head: str, seed: int = 0) -> Start:
-        """Where a fine-tuning of a network starts: with a head for these images."""
+        """The start of a fine-tuning: the network with a head for these images."""
         recipe = self.recipe.override(**{"finetune.seed": seed})
         return prepare_start(load_checkpoint(model), self.pictures, recipe, head)
 
@@ -119,7 +119,7 @@ class Bench:
     # ---- fine-tunings
 
     def tune(self, base: str, seed: int, lr: float, how: Training | None = None) -> dict[str, Any]:
-        """Fine-tune a base with one learning rate, and score it on its way."""
+        """Fine-tune a base with one learning rate, and score it at several steps."""
         how = how or self.task.tuning
         label = "tuned" if how == self.task.tuning else f"tuned-{how.steps}x{how.batch}"
         network = self.base(base)
@@ -138,9 +138,9 @@ class Bench:
         return {**done, "folder": str(kept.folder)}
 
     def tuned(self, base: str, seed: int) -> dict[str, Any]:
-        """The fine-tuning with the learning rate that validation chose, on the first base or seed."""
+        """The fine-tuning at the learning rate chosen on validation images with the first base or seed."""
         rates = self.task.tuning.lrs
-        # Of bases made here, all of a kind take the rate of the first; one of a file has seeds of its own.
+        # Bases trained here use the rate of the first; a base from a file has its own seeds.
         first = base if self.task.files else f"{base.partition('-')[0]}-0"
         tried = {lr: self.tune(first, 0, lr) for lr in rates} if len(rates) > 1 else {}
         best = max(rates, key=lambda lr: last_validation(tried[lr]) if tried else lr)

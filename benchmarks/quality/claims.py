@@ -1,4 +1,4 @@
-"""What the measurements were to show, and whether they do: one line for each claim and task."""
+"""The claims under test, and whether the measurements support them: one line for each claim and task."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CLAIMS = (
 
 
 def judge_claims(runs: list[Run], task: str) -> list[str]:
-    """For each claim: yes or no with the figure it hangs on; – if it was not measured.
+    """For each claim, yes or no with the deciding figure; – if it was not measured.
 
-    A clear margin over naive is one that is larger than twice its standard error over seeds, and than two points.
+    A margin over naive is clear if it exceeds two points and twice its standard error over seeds.
     """
     fgmt, oracle = _accuracy(runs, task, "fgmt"), _accuracy(runs, task, "oracle")
     sign = _accuracy(runs, task, "fgmt-sign")

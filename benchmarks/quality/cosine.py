@@ -1,4 +1,4 @@
-"""Assumption (P): do two networks learn along the same path, once their neurons are matched? (Figure 3)"""
+"""Assumption (P): do two networks learn along the same path once their neurons are matched? (figure 3)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hf_retarget as rt
 from hf_retarget.matching.descent import descend
 from hf_retarget.matching.objective import Stacks
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from quality.bench import Bench
 from quality.networks import MLP
 from quality.store import Kept
@@ -23,24 +23,19 @@ from quality.task import Task
 WIDTHS = (64, 256, 1024, 4096)
 """Hidden neurons of the 2-MLP."""
 STEPS, EVERY = 5, 10
-"""Checkpoints, and iterations between two of them, as in the paper's figure."""
+"""Number of checkpoints, and iterations between them, as in the paper's figure."""
 
 Delta = dict[str, Tensor]
 
 
 def measure_cosine(bench: Bench, seed: int) -> dict[str, Any]:
-    """Train both bases of a pair for a short while on the same minibatches; compare their steps.
-
-    Example:
-        >>> measure_cosine(Bench(TASKS["mnist-mlp"], Path("runs/quality")), 0)      # doctest: +SKIP
-        {'identity': 0.03, 'matched': 0.61}
-    """
+    """Train both bases of a pair briefly on the same minibatches, and compare their steps."""
     task, pair = bench.task, bench.task.pair(seed)
     kept = Kept(bench.out / task.name / "cosine" / f"seed-{seed}")
     key = {**bench._key(task.tuning, f"{pair.old} {pair.new}"), "steps": STEPS, "every": EVERY}
     if (done := kept.read(key)) is None:
         bench.say(f"{task.name}: cosine of the first {STEPS * EVERY} iterations, seed {seed}")
-        # One head for both, so that the two differ in nothing but their bases.
+        # One head for both, so that only the bases differ.
         starts = [bench.start(bench.base(name), task.start_head, seed) for name in (pair.old, pair.new)]
         size: tuple[int, ...] = starts[0].preprocess.input_size
         graph = rt.trace(starts[0].model, torch.zeros(2, *size))
@@ -58,11 +53,11 @@ def measure_cosine(bench: Bench, seed: int) -> dict[str, Any]:
 
 
 def _walk(bench: Bench, start: Any, seed: int) -> Iterator[Delta]:
-    """What a model moves in each of the first steps of its training."""
+    """The change of a model's weights in each of the first steps of its training."""
     how = bench.task.tuning
     model, before = start.model, _parameters(start.model)
     for number in range(STEPS):
-        # Constant, as the first iterations of a long training are; each stretch has minibatches of its own.
+        # A constant rate, as at the start of a long training; each stretch has its own minibatches.
         values = replace(how, steps=EVERY, schedule="constant").overrides(max(how.lrs), seed * 100 + number)
         train_model(model, start.data.train, bench.recipe.override(**values).finetune)
         after = _parameters(model)
@@ -75,7 +70,7 @@ def _parameters(model: nn.Module) -> Delta:
 
 
 def cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    """Of two sets of tensors, taken as vectors.
+    """The cosine of two sets of tensors, taken as vectors.
 
     Example:
         >>> cosine({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([1.0, 1.0])})
@@ -103,7 +98,7 @@ def _of_width(width: int) -> Any:
 
 
 def load_cosines(out: Path) -> dict[str, list[dict[str, Any]]]:
-    """Task → what was measured for each seed."""
+    """Task → the measurements for each seed."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(out.glob("*/cosine/seed-*")):
         if (done := Kept(path).read()) is not None:

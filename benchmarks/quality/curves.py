@@ -1,4 +1,4 @@
-"""A fine-tuning that is scored on its way, on validation (to choose) and on test images (to report)."""
+"""Fine-tuning with scores at several steps, on validation images (to choose) and test images (to report)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from hf_retarget.data import ImageData, Split
 from hf_retarget.errors import PortError
 from hf_retarget.files import save_tensors
 from hf_retarget.recipe.options import TrainOptions
-from hf_retarget.training.loop import train_model
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder, train_model
 
 TRAIN_IMAGES = 500
-"""So many training images are scored, where the gap between training and test is asked for."""
+"""Number of training images to score if the gap between training and test accuracy is measured."""
 
 
 @dataclass
 class Scorer:
-    """Scores a model at some steps, and keeps what it answered to the test images."""
+    """Scores a model at given steps, and keeps its outputs for the test images."""
 
     data: ImageData
     points: Sequence[int]
@@ -35,7 +34,7 @@ class Scorer:
     answers: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __call__(self, model: nn.Module, step: int) -> float:
-        """Score now, if it is time; the loop wants a number in any case."""
+        """Score if this step is due; the loop needs a number in any case."""
         if step not in self.points:
             return math.nan
         row: dict[str, float] = {"step": step}
@@ -56,7 +55,7 @@ class Scorer:
 
 
 def answer(model: nn.Module, split: Split, count: int | None = None) -> tuple[Tensor, Tensor]:
-    """What a model answers to all images of a split, or to the first so many; and the labels."""
+    """A model's outputs for all images of a split, or for the first `count`, and the labels."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     answers, labels = [], []
@@ -81,13 +80,9 @@ def follow(
     record: int | None = None,
     gap: bool = False,
 ) -> dict[str, Any]:
-    """Train in place, score at the points, and keep the weights, the answers and, if asked, the trajectory.
+    """Train in place, score at the points, and keep the weights, the outputs and, if requested, the trajectory.
 
-    A loss that is no number ends the curve; that is a fact about the learning rate.
-
-    Example:
-        >>> follow(model, data, TrainOptions(steps=300, lr=0.01), POINTS, folder)["curve"][-1]      # doctest: +SKIP
-        {'step': 300, 'validation': 0.79, 'test': 0.80}
+    A loss of NaN ends the curve: the learning rate is too high.
     """
     scorer = Scorer(data, points, gap)
     recorder = TrajectoryRecorder(folder / "trajectory", record) if record else None
@@ -106,7 +101,7 @@ def follow(
 
 
 def last_validation(facts: dict[str, Any]) -> float:
-    """How far it came in the end; −1 if it failed."""
+    """The final validation accuracy; −1 if it failed."""
     return -1.0 if facts["failed"] else float(facts["curve"][-1]["validation"])
 
 
@@ -116,13 +111,9 @@ def climb(
     budgets: Sequence[int],
     rates: Sequence[float],
 ) -> list[dict[str, Any]]:
-    """How far fine-tunings of growing length get, each a whole one with a schedule of its own.
+    """The accuracy of fine-tunings of increasing length, each with its own schedule.
 
-    `train` takes steps and a learning rate; `first` does the same on the first seed, where validation chooses the rate.
-
-    Example:
-        >>> climb(train, train, (25, 50), (0.05, 0.1))[0]                                            # doctest: +SKIP
-        {'step': 25, 'validation': 0.71, 'test': 0.69, 'lr': 0.1, 'folder': 'runs/quality/…/tuned-25x64/…'}
+    `train` takes steps and a learning rate; `first` does the same for the first seed, with which the rate is chosen.
     """
     rows = []
     for steps in budgets:
@@ -132,7 +123,7 @@ def climb(
 
 
 def row_of(done: dict[str, Any], index: int = -1) -> dict[str, Any]:
-    """The end of a fine-tuning (or another of its points), what it took, and where it is kept."""
+    """The end of a fine-tuning (or another of its points), its cost, and its folder."""
     if done["failed"]:
         raise PortError(f"{done['folder']}: {done['failed']}")
     row = done["curve"][index]
@@ -140,7 +131,7 @@ def row_of(done: dict[str, Any], index: int = -1) -> dict[str, Any]:
 
 
 def steps_to(curve: Sequence[dict[str, float]], accuracy: float) -> float | None:
-    """After how many steps the test accuracy is reached, on straight lines between the points; None if never.
+    """The number of steps to reach a test accuracy, interpolated linearly between points; None if never reached.
 
     Example:
         >>> steps_to([{"step": 0, "test": 0.2}, {"step": 10, "test": 0.6}], 0.5)

@@ -1,4 +1,4 @@
-"""Fills the generated parts of docs/results.md from the runs that are there."""
+"""Fills the generated parts of docs/results.md from the finished runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quality.tasks import FULL, TASKS, WHOLE
 
 
 def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = FULL) -> dict[str, str]:
-    """Every generated part by name; pictures are drawn into `images` and linked as seen from `page`."""
+    """All generated parts by name; pictures are drawn into `images` and linked relative to `page`."""
     found = load_summaries(out)
     runs = [run for run in found if run["task"] in tasks]
     whole = [run for run in found if run["task"] in WHOLE]
@@ -68,13 +68,9 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
 
 
 def fill_page(page: Path, parts: dict[str, Any]) -> list[str]:
-    """Replace what stands between `<!-- NAME -->` and `<!-- end of NAME -->`; gives the names that were filled.
+    """Replace the text between `<!-- NAME -->` and `<!-- end of NAME -->`; returns the names that were filled.
 
-    A part that has a task of which there are no runs here is left as it is.
-
-    Example:
-        >>> fill_page(Path("docs/results.md"), {"claims": "| … |"})      # doctest: +SKIP
-        ['claims']
+    Parts with tasks that have no runs here are not changed.
     """
     text, filled = page.read_text("utf-8"), []
     for name, part in parts.items():

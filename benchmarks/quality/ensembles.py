@@ -1,4 +1,4 @@
-"""Ensembles of ported members against ensembles of models that were fine-tuned all the way (the paper's table 3)."""
+"""Ensembles of ported members compared with ensembles of fully fine-tuned models (table 3 of the paper)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Answers = dict[str, np.ndarray]
 
 
 def load_answers(folder: str | Path) -> Answers:
-    """What a fine-tuning answered to the test images at each of its points."""
+    """The outputs of a fine-tuning for the test images at each of its points."""
     with np.load(Path(folder) / "answers.npz") as file:
         return {name: file[name] for name in file.files}
 
 
 def ensemble_accuracy(members: Sequence[Answers], step: int) -> float:
-    """The accuracy of the mean of the members' probabilities after so many steps.
+    """The accuracy of the mean of the members' probabilities after a number of steps.
 
     Example:
         >>> sure, unsure = np.array([[4.0, 0.0]]), np.array([[0.0, 1.0]])
@@ -31,7 +31,7 @@ def ensemble_accuracy(members: Sequence[Answers], step: int) -> float:
 
 
 def compare_ensembles(runs: Iterable[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """For each task and method with several members that were fine-tuned on: accuracies by steps, both ways."""
+    """For each task and method with several members fine-tuned after the port: accuracies by steps, both ways."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         if run["after"]:

@@ -1,4 +1,4 @@
-"""How long a task will take here: images that go through the network, and a moment of timing."""
+"""Estimates the time of a task from the number of images and a short measurement."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quality.curves import TRAIN_IMAGES
 from quality.task import Task, Training
 
 FORWARD = 0.35
-"""What an image costs that is only looked at, in images that are learnt from."""
+"""The cost of a forward pass, relative to a training step."""
 OVERHEAD = 5.0
-"""Seconds of a port for loading and tracing, in the median of ours."""
+"""Seconds of a port for loading and tracing: the median of our runs."""
 SIZES = {
     "mnist": (60000, 10000),
     "fashion-mnist": (12000, 2000),
@@ -28,7 +28,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """Work in images that are learnt from, and ports."""
+    """Work, as training images and ports."""
 
     images: float
     ports: int
@@ -36,12 +36,12 @@ class Estimate:
     """Seconds."""
 
     def seconds(self, each: float) -> float:
-        """With one core, if an image takes so many seconds."""
+        """Seconds of one core, given the seconds per image."""
         return self.images * each + self.ports * OVERHEAD + self.matching
 
 
 def count_work(task: Task, family: list[Task]) -> Estimate:
-    """What a task adds to those of its family that come before it; bases and fine-tunings are shared."""
+    """The work that a task adds to earlier ones of its family, which share bases and fine-tunings."""
     before = family[: family.index(task)]
     bases = _bases(task) - {base for each in before for base in _bases(each)}
     tunings = _tunings(task) - {tuning for each in before for tuning in _tunings(each)}
@@ -57,7 +57,7 @@ def count_work(task: Task, family: list[Task]) -> Estimate:
         ports += seeds
         matches += seeds * _matches(task, method.partition("+")[0])
         images += seeds * _port(task, method.partition("+")[0])
-        if method == "fgmt":  # its control, which is that of fgmt-sign, too
+        if method == "fgmt":  # its control, also used for fgmt-sign
             images += seeds * _gradients(task, method) * 2
     return Estimate(images, ports, matches * task.matching)
 
@@ -65,7 +65,7 @@ def count_work(task: Task, family: list[Task]) -> Estimate:
 def time_image(task: Task, batch: int = 32) -> float:
     """Seconds of one core for one image of a training step, the best of a few small minibatches.
 
-    It is the time this process had the core, so that others who use it, too, do not count.
+    This is processor time, so that other processes on the machine do not count.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def _training(how: Training) -> int:
 
 
 def _short(task: Task) -> float:
-    """Shorter fine-tunings of the new base as it is, and after each port; the first seed tries all rates."""
+    """Shorter fine-tunings of the new base and after each port; the first seed tries all rates."""
     if not task.after:
         return 0.0
     once = sum(task.budgets) * task.tuning.batch + len(task.budgets) * FORWARD * _scored(task)
@@ -124,7 +124,7 @@ def _port(task: Task, method: str) -> float:
 
 
 def _matches(task: Task, method: str) -> int:
-    """How often a permutation is looked for."""
+    """The number of searches for a permutation."""
     return {"naive": 0, "oracle": 1, "rebasin": 1}.get(method, task.steps)
 
 

@@ -1,4 +1,4 @@
-"""The paper's figures and tables: what each shows, what stands for it here, and the command that makes it."""
+"""The paper's figures and tables: what each shows, its counterpart here, and the command that makes it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Figure:
     shows: str
     tasks: tuple[str, ...] = ()
     study: str = ""
-    """`cosine` or `basins`, where it is not a matter of ports alone."""
+    """`cosine` or `basins`, if it needs more than ports."""
     methods: tuple[str, ...] = ()
-    """All of the task if empty."""
+    """The methods; all of the task if empty."""
     instead: str = ""
-    """What is different here."""
+    """The differences from the paper."""
 
     @property
     def command(self) -> str:
-        """How to make it."""
+        """The command that makes it."""
         return f"`python benchmarks/quality.py --figure {self.name}`" if self.tasks else _GPU
 
 
@@ -173,7 +173,7 @@ FIGURES: dict[str, Figure] = {figure.name: figure for figure in _ALL}
 def tabulate_figures(
     runs: list[Run], cosines: dict[str, list[dict[str, Any]]], basins: dict[str, list[dict[str, Any]]]
 ) -> str:
-    """The map from the paper to this repository, with what was measured in a few words; the links lead to the rest."""
+    """The map from the paper to this repository, with brief measurements and links to the rest."""
     rows = []
     for figure in _ALL:
         found = "; ".join(_found(figure, task, runs, cosines, basins) for task in figure.tasks) or EMPTY

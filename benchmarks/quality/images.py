@@ -1,4 +1,4 @@
-"""Pictures for the tasks, in memory and in the size the networks take, so that no step waits for a decoder."""
+"""Images of the tasks, in memory and in the size of the networks, so that no step waits for a decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
-"""Larger sets of images and trained networks, if they are there: see `where` in the tasks."""
+"""Larger sets of images and trained networks, if present: see `where` in the tasks."""
 EMBEDDED = ROOT / "hf_retarget" / "data" / "embedded"
 
 Splits = dict[str, "Pictures"]
@@ -20,7 +20,7 @@ Splits = dict[str, "Pictures"]
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Pictures and labels as `hf_retarget` takes them from Python: items are pairs (array, label)."""
+    """Images and labels as pairs (array, label), which `hf_retarget` accepts from Python."""
 
     arrays: np.ndarray
     targets: Sequence[int]
@@ -34,7 +34,7 @@ class Pictures:
 
 
 def load_images(name: str, size: int, cache: Path | None = None) -> Splits:
-    """The training and test pictures of a set: mnist, fashion-mnist, cifar10, flowers or turned-flowers.
+    """The training and test images of a set: mnist, fashion-mnist, cifar10, flowers or turned-flowers.
 
     Example:
         >>> len(load_images("fashion-mnist", 28)["train"]) >= 6000
@@ -57,7 +57,7 @@ def load_images(name: str, size: int, cache: Path | None = None) -> Splits:
 
 
 def find_images(name: str) -> Path | None:
-    """Where a set of images is; None if it is not there."""
+    """The location of a set of images; None if it is missing."""
     name = name.removeprefix("turned-")
     places = [SHARED / "data" / name.replace("-", "_"), EMBEDDED / name]
     return next((place for place in places if place.is_dir()), None)
@@ -89,7 +89,7 @@ def _tables(name: str, size: int) -> Splits:
 
 
 def _turn(pictures: Pictures) -> Pictures:
-    """Which flower, and which way up: every picture once, turned by a quarter of its number; four times the classes."""
+    """Kind and orientation of a flower: each image once, rotated according to its number; four times the classes."""
     quarters = [number % 4 for number in range(len(pictures))]
     arrays = np.stack([np.rot90(each, turns) for each, turns in zip(pictures.arrays, quarters, strict=True)])
     targets = [4 * label + turns for label, turns in zip(pictures.targets, quarters, strict=True)]
@@ -97,6 +97,6 @@ def _turn(pictures: Pictures) -> Pictures:
 
 
 def _cut(picture: Image.Image, size: int) -> Image.Image:
-    """The square in the middle, scaled; pictures of the right size stay as they are."""
+    """The central square, scaled; images of the right size are not changed."""
     mode = "L" if picture.mode == "L" else "RGB"
     return ImageOps.fit(picture.convert(mode), (size, size), Image.Resampling.BICUBIC)

@@ -1,4 +1,4 @@
-"""The networks of the paper's tables, and the ResNet-20 that two strangers trained on CIFAR-10."""
+"""The networks of the paper's tables, and the ResNet-20 of two published sets of weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import pad, relu
 
 
 def describe_images(size: int, channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
-    """What a network says about its images, under timm's names; pictures of the right size are taken as they are."""
+    """The data configuration of a network in timm's names; images of the right size are not changed."""
     return {
         "input_size": (channels, size, size),
         "mean": mean,
@@ -40,16 +40,16 @@ class MLP(nn.Module):
         self.classifier = nn.Linear(hidden, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """One number for each class."""
+        """One output per class."""
         return self.classifier(relu(self.hidden(images.flatten(1))))
 
 
 class Conv8(nn.Module):
     """Conv8 of the paper, all widths multiplied by a factor.
 
-    Where the table says Conv(512, 512) on a 1 × 1 map and then Linear(512, 256), we read it as that: nine convolutions.
-    Weights are drawn as He et al. (2015) do for ReLU: torch's own default is smaller by √6 in each of twelve layers,
-    and without BatchNorm nothing of the image is left at the end.
+    The table's Conv(512, 512) on a 1 × 1 map before Linear(512, 256) is taken literally: nine convolutions.
+    Weights are drawn as in He et al. (2015) for ReLU: torch's own default is smaller by √6 in each of twelve layers,
+    and without BatchNorm the outputs would not depend on the image.
 
     Example:
         >>> Conv8(width=0.25)(torch.zeros(2, 3, 32, 32)).shape
@@ -82,13 +82,13 @@ class Conv8(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """One number for each class."""
+        """One output per class."""
         features = self.features(images).flatten(1)
         return self.classifier(relu(self.linear2(relu(self.linear1(features)))))
 
 
 class Block(nn.Module):
-    """Two convolutions and a shortcut without parameters: every other pixel, and channels of zeros (option A)."""
+    """Two convolutions and a shortcut without parameters: every second pixel, padded with zero channels (option A)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """ResNet-20 for CIFAR (He et al., 2016), named as its best-known implementations name it.
+    """ResNet-20 for CIFAR (He et al., 2016), with the names of its best-known implementations.
 
     Example:
         >>> sum(parameter.numel() for parameter in ResNet20().parameters())
@@ -129,7 +129,7 @@ class ResNet20(nn.Module):
         return nn.Sequential(first, Block(outputs, outputs, 1), Block(outputs, outputs, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """One number for each class."""
+        """One output per class."""
         features = self.layer3(self.layer2(self.layer1(relu(self.bn1(self.conv1(images))))))
         return self.linear(features.mean((2, 3)))
 
@@ -149,7 +149,7 @@ def small_vit(num_classes: int = 10) -> nn.Module:
 
 
 def mobilenet(num_classes: int = 1000) -> nn.Module:
-    """timm's `mobilenetv2_100`, which takes images of any size; here of 96 × 96 pixels.
+    """timm's `mobilenetv2_100`, which accepts images of any size; here 96 × 96 pixels.
 
     Example:
         >>> mobilenet(5).num_classes
@@ -161,7 +161,7 @@ def mobilenet(num_classes: int = 1000) -> nn.Module:
 
 
 def seeded(make: Any, seed: int) -> nn.Module:
-    """A network with random weights that depend on the seed alone."""
+    """A network with random weights that depend only on the seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network: nn.Module = make()

@@ -1,4 +1,4 @@
-"""Pairs of an old and a new base: the new one trained on from the old one, a sibling of it, or trained apart."""
+"""Pairs of an old and a new base: the new one continues from the old one, is its sibling, or is independent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_retarget.data import Split, choose_preprocess, load_data
 from hf_retarget.files import save_tensors
 from hf_retarget.models import load_checkpoint
 from hf_retarget.recipe.options import DataOptions, TrainOptions
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from quality.bench import Bench, weights_of
 from quality.images import load_images
 from quality.store import Kept
@@ -28,7 +28,7 @@ SNAPSHOTS = (25, 100, 300, 1000, 3000)
 
 @dataclass(frozen=True)
 class Onward:
-    """How an old base is trained on to become a new one."""
+    """The further training that turns an old base into a new one."""
 
     steps: int
     lr: float
@@ -36,7 +36,7 @@ class Onward:
     optimizer: str = "sgd"
     seed: int = 0
     of: int = 0
-    """The base is a snapshot after `steps` of a training of so many, at a constant rate."""
+    """If set, the base is a snapshot after `steps` of a training of this length at a constant rate."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Pair:
     task: str
     old: str
     new: str | Onward
-    """The name of a base of the task, or how the old one becomes it."""
+    """The name of a base of the task, or the further training that makes it."""
     sibling: Onward | None = None
-    """How the old base itself was made of the task's base, if it is a sibling of the new one."""
+    """The further training that made the old base, if it is a sibling of the new one."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Drift:
     old: str
     how: Onward
     independent: str
-    """The pair that is the right end of the axis."""
+    """The pair at the right end of the axis."""
 
     def pairs(self, name: str) -> dict[str, Pair]:
         """A pair for each snapshot."""
@@ -114,7 +114,7 @@ class Noisy:
         return len(self.split)
 
     def batches(self, batch_size: int, **options: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Minibatches that depend on nothing but the seed and their number."""
+        """Minibatches that depend only on the seed and their number."""
         first = options.get("skip", 0)
         for number, (inputs, targets) in enumerate(self.split.batches(batch_size, **options), first):
             noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(number))
@@ -132,7 +132,7 @@ def make_bases(name: str) -> tuple[Bench, nn.Module, nn.Module]:
 
 
 def train_on(bench: Bench, base: str, how: Onward) -> nn.Module:
-    """A base, trained on with its own task: classes of the same images, or, for MobileNetV2, its own answers."""
+    """A base trained further on its own task: classes of the same images, or its own outputs for MobileNetV2."""
     model = bench.base(base)
     length, key = how.of or how.steps, {**asdict(how), "steps": 0 if how.of else how.steps}
     if not how.of:
@@ -176,9 +176,9 @@ def _answer(model: nn.Module, split: Split) -> Tensor:
 
 
 def tune(name: str, bench: Bench, old: nn.Module, seed: int, images: str = "") -> nn.Module:
-    """The old base, fine-tuned: at the rate that suits it, on the training images without those to validate on.
+    """The old base fine-tuned at its best rate, on the training images without the validation images.
 
-    With `images` (`with` or `without` those), and for siblings, at one rate.
+    With `images` (`with` or `without` the validation images), and for siblings, at one fixed rate.
     """
     pair = PAIRS[name]
     if pair.sibling is None and not images:

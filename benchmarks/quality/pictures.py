@@ -65,7 +65,7 @@ def draw_widths(found: dict[str, list[dict[str, Any]]], path: Path, stem: str = 
 
 
 def draw_all(runs: list[Run], cosines: dict[str, list[dict[str, Any]]], folder: Path) -> dict[str, Path]:
-    """Every picture there can be; name → file."""
+    """Draw all pictures for which there are runs; name → file."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for task in tasks_in(runs):
@@ -91,7 +91,7 @@ def _curves(axes: Any, curves: Sequence[Sequence[dict[str, float]]], method: str
 
 
 def _band(axes: Any, across: Sequence[Sequence[float]], curves: Sequence[Sequence[float]], method: str) -> None:
-    """Mean and deviation; curves that ended at other lengths are cut to the shortest."""
+    """Mean and deviation; curves are cut to the length of the shortest."""
     length = min(map(len, curves))
     values = np.array([curve[:length] for curve in curves])
     where, mean, deviation = across[0][:length], values.mean(0), values.std(0)
@@ -102,7 +102,7 @@ def _band(axes: Any, across: Sequence[Sequence[float]], curves: Sequence[Sequenc
 
 
 class _Axes:
-    """One small panel that is saved at the end."""
+    """A small panel, saved at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

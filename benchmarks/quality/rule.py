@@ -1,4 +1,4 @@
-"""Will a port pay? What a rule that has seen no image would advise, tried on networks that it was not fitted on."""
+"""Will a port pay? Rules that advise without images, evaluated on networks that they were not fitted on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from quality.pairs import PAIRS
 from quality.tasks import TASKS
 
 WITHIN = 0.01
-"""Accuracy behind the best action up to which an advice counts as right."""
+"""How far behind the best action an advice may be to count as right."""
 THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A pair of bases and a seed of the fine-tuning: what is known beforehand, and the accuracy of each action."""
+    """A pair of bases and a seed of the fine-tuning: the facts known beforehand, and the accuracy of each action."""
 
     network: str
     word: str
@@ -37,12 +37,12 @@ Rule = Callable[[Case], str]
 
 
 def by_relation(apart: str) -> Rule:
-    """Port between bases of one lineage; between independent ones, always the same."""
+    """Port between bases of one lineage; one fixed action between independent ones."""
     return lambda case: apart if case.word == INDEPENDENT else PORTED
 
 
 def by_drift(threshold: float) -> Rule:
-    """Fine-tune plainly beyond a distance of the bases."""
+    """Plain fine-tuning beyond a distance between the bases."""
     return lambda case: RETRAIN if case.drift > threshold else by_relation(HEAD)(case)
 
 
@@ -57,11 +57,11 @@ RULES: dict[str, Sequence[Rule]] = {
     "relation, distance and BatchNorm": [by_drift_and_batchnorm(each) for each in THRESHOLDS],
     "relation's word and BatchNorm (`check`)": [lambda case: recommend(case.word, has_batchnorm=case.batchnorm)],
 }
-"""Families of rules; of each, the one that loses least on the networks it is fitted on is tried on the one left out."""
+"""Families of rules; the best one of a family on all networks but one is evaluated on that one."""
 
 
 def list_cases(runs: dict[tuple[str, str], list[dict[str, Any]]]) -> list[Case]:
-    """All pairs and seeds of which a free port, a closed-form head and 60 minibatches were measured."""
+    """All pairs and seeds with measurements of a free port, a closed-form head and 60 minibatches."""
     cases = []
     for (name, situation), records in runs.items():
         plain = {each["seed"]: each["test"] for each in runs.get((name, "plain-60"), ())}
@@ -80,7 +80,7 @@ def list_cases(runs: dict[tuple[str, str], list[dict[str, Any]]]) -> list[Case]:
 
 
 def judge_rules(cases: Sequence[Case]) -> dict[str, tuple[float, float]]:
-    """For each family, points lost and share of right advice, on networks that were left out of fitting."""
+    """For each family, points lost and share of right advice on networks left out of fitting."""
     found = {}
     for name, rules in RULES.items():
         lost = []

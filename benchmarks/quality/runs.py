@@ -1,4 +1,4 @@
-"""The matrix: one run is a task, a method and a seed; what is finished is kept and not done again."""
+"""The matrix: a run is a task, a method and a seed; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quality.tasks import TASKS
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "quality"
 PRICED = ("fgmt", "fgmt-sign")
-"""Methods that are compared with plain fine-tuning at the same price; GMT's would buy a whole training."""
+"""Methods compared with plain fine-tuning at the same price; that of GMT would pay for a whole training."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Run:
 
     bench: Bench
     method: str
-    """With its twists: `fgmt+cosine`."""
+    """The method with its variants: `fgmt+cosine`."""
     seed: int
 
     @property
     def kept(self) -> Kept:
-        """Where the port is kept."""
+        """The folder of the port."""
         task = self.bench.task
         return Kept(self.bench.out / task.name / "runs" / self.method / f"seed-{self.seed}")
 
@@ -49,7 +49,7 @@ class Run:
         return self.bench.task.pair(self.seed)
 
     def overrides(self) -> dict[str, Any]:
-        """What this run asks of the port."""
+        """The recipe of the port."""
         method, *twists = self.method.split("+")
         values: dict[str, Any] = {"port.method": method, "port.seed": self.seed, "port.check": self.seed == 0}
         for twist in twists:
@@ -57,7 +57,7 @@ class Run:
         return values
 
     def port(self) -> dict[str, Any]:
-        """Port, or find what was ported before; rt.port goes on by itself if it was killed."""
+        """Port, or find the finished port; rt.port resumes if it was killed."""
         bench, pair = self.bench, self.pair
         old, new = bench.base(pair.old), bench.base(pair.new)
         source, direct = bench.tuned(pair.old, pair.old_seed), self.direct()
@@ -103,13 +103,13 @@ class Run:
         return self.kept.finish(key, facts)
 
     def _borrow(self, method: str) -> Path:
-        """Another task's port with the same seed, which has the permutation."""
+        """The port of another task with the same seed, whose permutation is reused."""
         lender = Run(replace(self.bench, task=TASKS[self.bench.task.lender]), method, self.seed)
         lender.port()
         return lender.kept.folder / "ported"
 
     def _open(self, key: dict[str, Any]) -> bool:
-        """Make room, unless a killed run with the same key has left something to go on from."""
+        """Clear the folder, unless a killed run with the same key can be resumed."""
         begun, text = self.kept.folder / "begun.json", json.dumps(key)
         if begun.exists() and begun.read_text("utf-8") == text:
             return (self.kept.folder / ".ported.work").exists()
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def document(self) -> rt.PortDocument:
-        """The run's port.json, which an older version may have written."""
+        """The run's port.json, possibly of an older version."""
         return read_document(self.kept.folder / "ported" / "port.json")
 
     def control(self) -> dict[str, Any] | None:
@@ -130,11 +130,11 @@ class Run:
         return self._climb([price], self.bench.task.batch)[0]
 
     def direct(self) -> dict[str, Any]:
-        """The new base, fine-tuned all the way."""
+        """The new base, fully fine-tuned."""
         return self.bench.tuned(self.pair.new, self.pair.new_seed)
 
     def plain(self) -> list[dict[str, Any]]:
-        """How fast the new base learns as it is."""
+        """The accuracy of the new base over steps of plain fine-tuning."""
         direct, task = self.direct(), self.bench.task
         return [row_of(direct, 0), *self._climb(task.budgets, task.tuning.batch), row_of(direct)]
 
@@ -145,7 +145,7 @@ class Run:
         return climb(partial(tune, self.pair), partial(tune, self.bench.task.pair(0)), budgets, self._rates)
 
     def after(self) -> list[dict[str, Any]]:
-        """How fast it learns from where the port has brought it; empty if this is not asked for."""
+        """The accuracy over steps of fine-tuning after the port; empty if it is not requested."""
         task = self.bench.task
         if self.seed >= task.after.get(self.method, 0):
             return []
@@ -165,7 +165,7 @@ class Run:
         bench, task, how = self.bench, self.bench.task, self._shorter(steps)
         self.port()
         weights = load_file(self.kept.folder / "ported" / "model.safetensors")
-        seed = self.pair.new_seed  # the same minibatches as plain fine-tuning of the new base has
+        seed = self.pair.new_seed  # the minibatches of plain fine-tuning of the new base
         key = {**bench._key(how, "ported"), "lr": lr, "seed": seed, "start": short_hash(weights)}
         whole = how == task.tuning
         length = "" if whole else f"-{steps}"
@@ -179,7 +179,7 @@ class Run:
 
 
 def list_runs(bench: Bench, methods: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> Iterator[Run]:
-    """The runs of a task, seed by seed, so that a stopped matrix has whole seeds."""
+    """The runs of a task, ordered by seed, so that an interrupted matrix has complete seeds."""
     for seed in range(bench.task.seeds):
         for method, count in bench.task.methods.items():
             if seed < count and (not methods or method in methods) and (not seeds or seed in seeds):
@@ -187,12 +187,7 @@ def list_runs(bench: Bench, methods: tuple[str, ...] = (), seeds: tuple[int, ...
 
 
 def perform(run: Run) -> dict[str, Any]:
-    """Do all that belongs to a run, and put its figures together in summary.json.
-
-    Example:
-        >>> perform(Run(Bench(TASKS["tiny"], Path("runs/quality")), "fgmt", 0))["test"]["port"]      # doctest: +SKIP
-        0.41
-    """
+    """Do all work of a run, and collect its figures in summary.json."""
     done, bench, pair = run.port(), run.bench, run.pair
     document = run.document
     source, direct, control = bench.tuned(pair.old, pair.old_seed), run.direct(), run.control()
@@ -230,12 +225,12 @@ def perform(run: Run) -> dict[str, Any]:
 
 
 def _relative(rows: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """Rows that tell where their answers are kept, beginning at the folder of all runs."""
+    """Rows with the paths of their outputs, relative to the folder of all runs."""
     return [row | {"folder": Path(row["folder"]).relative_to(out).as_posix()} for row in rows]
 
 
 def perform_all(runs: Iterator[Run]) -> list[str]:
-    """Perform runs one after another; those that fail are told, and the others go on."""
+    """Perform runs one after another; failures are reported, and the others continue."""
     failed = []
     for run in runs:
         try:
@@ -254,7 +249,7 @@ def forget(out: Path, task: str, methods: tuple[str, ...] = ()) -> None:
 
 
 def load_summaries(out: Path) -> list[dict[str, Any]]:
-    """All runs that are finished: those below a folder, and those that have left a record."""
+    """All finished runs: those in a folder, and those with a committed record."""
     paths = [*sorted(RECORDS.glob("*.json")), *sorted(out.glob("*/runs/*/seed-*/summary.json"))]
     runs = [json.loads(path.read_text("utf-8")) for path in paths]
     return list({(run["task"], run["method"], run["seed"]): run for run in runs}.values())

@@ -1,4 +1,4 @@
-"""What has been done is kept: a folder for each piece of work, with the key that says what it was made from."""
+"""Finished work: a folder for each piece, with a key of its inputs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ DONE = "done.json"
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder with a finished piece of work; done.json is written last, so that half a piece is never taken for one.
-
-    Example:
-        >>> Kept(Path("runs/quality/tiny/bases/seed-0")).read({"steps": 20})      # doctest: +SKIP
-    """
+    """A folder for a piece of work; done.json is written last, so unfinished work is never mistaken for finished."""
 
     folder: Path
 
     def read(self, key: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """What was found out; None if it is not finished, or was made from something else."""
+        """The result; None if it is unfinished or was made from other inputs."""
         path = self.folder / DONE
         if not path.exists():
             return None
@@ -36,13 +32,13 @@ class Kept:
         return done if same else None
 
     def begin(self) -> Path:
-        """An empty folder to work in."""
+        """Create an empty folder to work in."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         return self.folder
 
     def finish(self, key: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Say what was found out."""
+        """Write the result."""
         done = {"key": dict(key), **facts}
         with atomic_path(self.folder / DONE) as temporary:
             temporary.write_text(json.dumps(done, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -50,5 +46,5 @@ class Kept:
 
 
 def short_hash(weights: Mapping[str, Tensor]) -> str:
-    """Enough of a hash to tell weights apart."""
+    """A short hash of weights."""
     return hash_tensors(dict(weights))[:16]

@@ -1,4 +1,4 @@
-"""From finished runs to tables in Markdown: means, deviations over seeds, steps saved, and what was to be shown."""
+"""Markdown tables of finished runs: means, deviations over seeds, steps saved, and claims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(values: Iterable[float | None], digits: int = 1, scale: float = 100.0) -> str:
-    """Mean ± standard deviation, in per cent unless said otherwise; without ± if there is one value.
+    """Mean ± standard deviation, in per cent by default; without ± for a single value.
 
     Example:
         >>> spread([0.5, 0.6]), spread([0.5]), spread([])
@@ -49,25 +49,25 @@ def spread(values: Iterable[float | None], digits: int = 1, scale: float = 100.0
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of those that there are."""
+    """The mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def select(runs: Iterable[Run], task: str, method: str | None = None) -> list[Run]:
-    """The runs of a task, of one method or of all, in the order of their seeds."""
+    """The runs of a task, of one method or all, ordered by seed."""
     some = [run for run in runs if run["task"] == task and method in (None, run["method"])]
     return sorted(some, key=lambda run: run["seed"])
 
 
 def tasks_in(runs: Iterable[Run]) -> list[str]:
-    """The tasks that were measured, in the order in which they are declared."""
+    """The measured tasks, in the order of their declaration."""
     there = {run["task"] for run in runs}
     return [name for name in TASKS if name in there] + sorted(there - set(TASKS))
 
 
 def title(task: str) -> str:
-    """What a task is, in words."""
+    """The description of a task."""
     return f"`{task}`: {TASKS[task].title}" if task in TASKS else f"`{task}`"
 
 
@@ -82,7 +82,7 @@ def tabulate_ports(runs: list[Run]) -> str:
 
 
 def tabulate_bounds(runs: list[Run]) -> str:
-    """What lies around the ports: source, direct fine-tuning, and the same price spent plainly."""
+    """What ports are compared with: tuned model, direct fine-tuning, and plain fine-tuning at the same price."""
     rows = []
     for task in tasks_in(runs):
         some = select(runs, task, "fgmt") or select(runs, task)
@@ -95,14 +95,14 @@ def tabulate_bounds(runs: list[Run]) -> str:
 
 
 def tabulate_prices(runs: list[Run]) -> str:
-    """Ports beside plain fine-tuning with as many gradients, from cheap to dear."""
+    """Ports and plain fine-tuning with the same number of gradients, from cheap to expensive."""
     rows = []
     for task in tasks_in(runs):
         priced = [run for run in select(runs, task) if run["test"]["control"] is not None]
         usual = {run["method"]: run["gradients"] for run in priced}
         for method, price in sorted(usual.items(), key=lambda pair: pair[1]):
             if "+" in method and price == usual.get(method.partition("+")[0]):
-                continue  # another way at the same price: see the decisions
+                continue  # a variant at the same price: see the decisions
             some = select(priced, task, method)
             tests = [spread(run["test"][name] for run in some) for name in ("port", "control")]
             gains = [run["test"]["port"] - run["test"]["control"] for run in some]
@@ -137,13 +137,13 @@ def _points(curves: Sequence[Sequence[dict[str, float]]]) -> list[str]:
 
 
 def savings(run: Run, share: float) -> tuple[float | None, float | None]:
-    """Steps of plain fine-tuning, and of fine-tuning after the port, to a share of the direct one's accuracy."""
+    """Steps of plain fine-tuning, and of fine-tuning after the port, to reach a share of the direct accuracy."""
     wanted = share * run["test"]["direct"]
     return steps_to(run["plain"], wanted), steps_to(run["after"], wanted)
 
 
 def tabulate_savings(runs: list[Run]) -> str:
-    """Steps to reach 90, 95, 99 % of the directly fine-tuned accuracy, their ratio, and what the port cost."""
+    """Steps to reach 90, 95, 99 % of the directly fine-tuned accuracy, their ratio, and the price of the port."""
     rows = []
     for task in tasks_in(runs):
         some = [run for run in select(runs, task) if run["after"]]
@@ -185,7 +185,7 @@ def _count(steps: Sequence[float | None]) -> str:
 
 
 def ratio_of(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
-    """Steps after the port for each of plain fine-tuning; None if one of them never got there."""
+    """The ratio of steps after the port to steps of plain fine-tuning; None if either never reaches it."""
     if not pairs or any(None in pair for pair in pairs):
         return None
     plain, after = (sum(pair[side] or 0.0 for pair in pairs) for side in (0, 1))
@@ -193,7 +193,7 @@ def ratio_of(pairs: Sequence[tuple[float | None, float | None]]) -> float | None
 
 
 def tabulate_twists(runs: list[Run]) -> str:
-    """Each method as it is, and with one thing changed, on the same seeds."""
+    """Each method and its variants, on the same seeds."""
     rows = []
     for task in tasks_in(runs):
         for method in dict.fromkeys(run["method"] for run in select(runs, task) if "+" in run["method"]):
@@ -213,7 +213,7 @@ def _signed(gains: Sequence[float]) -> str:
 
 
 def tabulate_gap(runs: list[Run]) -> str:
-    """Accuracy on test images and the gap to that on training images, where it was measured (Figure 8)."""
+    """Accuracy on test images and its gap to training images, where measured (figure 8)."""
     rows = []
     for task in tasks_in(runs):
         some = [run for run in select(runs, task) if run["after"] and "train" in run["after"][-1]]
@@ -259,8 +259,8 @@ def tabulate_ensembles(rows: Iterable[dict[str, Any]]) -> str:
         "task",
         "members",
         "steps",
-        "ported, after so many steps",
-        "plain, after so many",
+        "ported, after steps",
+        "plain, after steps",
         "full",
         "one full member",
     ]
@@ -282,7 +282,7 @@ def tabulate_cosines(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def tabulate_basins(found: dict[str, list[dict[str, Any]]]) -> str:
-    """How far the accuracy falls on the way from the directly fine-tuned target, in points."""
+    """The drop of accuracy on the way from the directly fine-tuned new base, in points."""
     rows = [
         [f"`{task}`", *(spread(each["barriers"][end] for each in some) for end in ("ported", "source"))]
         for task, some in found.items()

@@ -1,4 +1,4 @@
-"""What a task is: two bases, what the old one is fine-tuned on, and which ports are tried on that."""
+"""A task: two bases, the data of the fine-tuning, and the ports to try."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWISTS: dict[str, dict[str, Any]] = {
     "cosine": {"port.schedule": "cosine"},
     "uniform": {"port.schedule": "uniform"},
     "actual": {},  # along the checkpoints of the fine-tuning
-    "borrowed": {},  # with the permutation that the same method found in another task
+    "borrowed": {},  # with the permutation of the same method in another task
     "warm": {"port.start": "warm"},
     "restart": {"port.start": "restart"},
     "normalise": {"port.normalise": True},
@@ -28,12 +28,12 @@ TWISTS: dict[str, dict[str, Any]] = {
     "one-batch": {"port.grad_batches": 1},
     "five-steps": {"port.steps": 5},
 }
-"""What a method may be tried with: `fgmt+cosine` is FGMT with a cosine schedule."""
+"""Variants of methods: `fgmt+cosine` is FGMT with a cosine schedule."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How something is trained; several learning rates are tried on the first seed, and validation chooses."""
+    """Options of a training; the learning rate is chosen on validation images with the first seed."""
 
     steps: int
     lrs: tuple[float, ...]
@@ -43,7 +43,7 @@ class Training:
     weight_decay: float = 1e-4
 
     def overrides(self, lr: float, seed: int) -> dict[str, Any]:
-        """The same as fields of a recipe."""
+        """The options as fields of a recipe."""
         return {
             "finetune.steps": self.steps,
             "finetune.batch_size": self.batch,
@@ -57,7 +57,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Pair:
-    """An old and a new base, and the seeds with which each is fine-tuned."""
+    """An old and a new base, and the seeds of their fine-tunings."""
 
     old: str
     new: str
@@ -66,7 +66,7 @@ class Pair:
 
 
 def chain(seed: int) -> Pair:
-    """Bases in a row: 0 → 1, 1 → 2, … Every base but the ends serves twice, and so does its fine-tuning."""
+    """A chain of bases: 0 → 1, 1 → 2, … All but the ends are used twice, and so are their fine-tunings."""
     return Pair(f"seed-{seed}", f"seed-{seed + 1}", seed, seed + 1)
 
 
@@ -84,14 +84,14 @@ class Task:
     """T."""
     grad_batches: int
     methods: Mapping[str, int]
-    """Method (with twists) → how many seeds."""
+    """Method (with variants) → number of seeds."""
     pair: Callable[[int], Pair] = field(default=chain, repr=False)
     classes: tuple[str, ...] = ()
-    """What is fine-tuned on; all if empty."""
+    """Classes of the fine-tuning; all if empty."""
     family: str = ""
     """Tasks of a family share bases and fine-tunings."""
     before: Training | None = None
-    """How the bases are trained; None if they are random, or files."""
+    """The training of the bases; None if they are random or from files."""
     before_classes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """Base → file of weights, relative to the folder of shared weights."""
@@ -100,39 +100,39 @@ class Task:
     """Images in a minibatch of the port."""
     bn_batches: int = 5
     head: str = ""
-    """The port's head policy; as the library decides if empty."""
+    """The head policy of the port; the default if empty."""
     start_head: str = "zero"
-    """What a fine-tuning begins with, as in `hf-retarget finetune`."""
+    """The initial head of a fine-tuning, as in `hf-retarget finetune`."""
     after: Mapping[str, int] = field(default_factory=dict)
-    """Method → seeds for which the port is fine-tuned on."""
+    """Method → seeds for which the port is fine-tuned further."""
     budgets: tuple[int, ...] = (12, 25, 50, 100)
-    """Steps of the shorter fine-tunings that show how fast the new base learns, as it is and after a port."""
+    """Steps of the shorter fine-tunings of the new base, plain and after a port."""
     rates: tuple[float, ...] = ()
-    """Learning rates that are tried for each of them; those of `tuning` if empty."""
+    """Learning rates to try for each of them; those of `tuning` if empty."""
     points: tuple[int, ...] = POINTS
     gap: bool = False
-    """Whether accuracies on training images are kept, too (alike in a family)."""
+    """Whether accuracies on training images are also kept (the same in a family)."""
     record: bool = False
-    """Whether fine-tunings keep their trajectories, for methods with `+actual` (alike in a family)."""
+    """Whether fine-tunings keep their trajectories, for methods with `+actual` (the same in a family)."""
     lender: str = ""
-    """The task whose permutations are borrowed, for methods with `+borrowed`."""
+    """The task whose permutations are reused by methods with `+borrowed`."""
     limit: int | None = None
-    """At most so many images of each split."""
+    """Maximum number of images of each split."""
     matching: float = 0.5
-    """Seconds of matching at each step, as measured by us: for estimates."""
+    """Measured seconds of matching per step, for estimates."""
     recorded: bool = True
     """Whether each finished run leaves a record in benchmarks/results/quality."""
     stands_for: str = ""
-    """The paper's figures it corresponds to."""
+    """The corresponding figures of the paper."""
 
     @property
     def folder(self) -> str:
-        """Where the family's bases and fine-tunings are kept."""
+        """The folder of the family's bases and fine-tunings."""
         return self.family or self.name
 
     @property
     def seeds(self) -> int:
-        """How many seeds there are in all."""
+        """The total number of seeds."""
         return max(self.methods.values())
 
     def missing(self) -> str:
@@ -144,7 +144,7 @@ class Task:
 
 
 def shorten(task: Task) -> Task:
-    """The same with hardly any training, on few images: to see that it runs, not what it is good for."""
+    """The same task with hardly any training and few images, as a smoke test."""
     brief = replace(task.tuning, steps=12, batch=8)
     return replace(
         task,

@@ -1,4 +1,4 @@
-"""The tasks that the results are made of."""
+"""The tasks of docs/results.md."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ _ALL = (
         head="own",
         start_head="keep",
         record=True,
-        # One assignment of 4096 neurons takes half a minute, so seeds are few.
+        # One assignment of 4096 neurons takes half a minute, hence few seeds.
         methods={"naive": 2, "fgmt": 2, "fgmt-sign": 1, "gmt": 1, "oracle": 2, "fgmt+actual": 1},
         matching=20.0,
         stands_for="5a, 9a",
@@ -276,6 +276,6 @@ _ALL = (
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 WHOLE = ("mnist-mlp-whole", "cifar10-conv8-whole")
-"""The paper's networks at full size, which have tables of their own."""
+"""The paper's networks at full size, which have their own tables."""
 FULL = tuple(name for name in TASKS if name not in ("tiny", "resnet20-turned", *WHOLE))
-"""What the other results are made of; what is left is for tests, and for `pays.py`."""
+"""The tasks of the other results; the rest are for tests and for `pays.py`."""

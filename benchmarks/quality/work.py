@@ -1,4 +1,4 @@
-"""What the command does, once it is clear what was asked for."""
+"""The work of the command, once its options are parsed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COSINE_SEEDS = 3
 
 
 def by_family(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Tasks that share bases and fine-tunings together, the longest first as far as we know."""
+    """Group tasks that share bases and fine-tunings, those known to be longest first."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(TASKS[name].folder, []).append(name)
@@ -31,7 +31,7 @@ def by_family(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def list_tasks(names: Sequence[str]) -> None:
-    """Say what there is, and how long it takes here: measured now, for one core that has nothing else to do."""
+    """List the tasks with estimated times, measured now on one core, which should be idle."""
     total = 0.0
     for family in by_family(names):
         tasks = [TASKS[name] for name in family]
@@ -47,7 +47,7 @@ def list_tasks(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What to do with each task."""
+    """The options for each task."""
 
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class Asked:
 
 
 def do(names: Sequence[str], out: Path, asked: Asked) -> list[str]:
-    """Perform the runs of some tasks (or their studies), and print the table; gives what failed."""
+    """Perform the runs (or studies) of tasks, and print the table; returns the failures."""
     failed: list[str] = []
     for name in names:
         task = shorten(TASKS[name]) if asked.quick else TASKS[name]

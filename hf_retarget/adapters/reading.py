@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hf_retarget.document import ModelFacts
 from hf_retarget.errors import AdapterError, ModelError
-from hf_retarget.models import Checkpoint, Peeked, head_names, load_checkpoint, peek_checkpoint
+from hf_retarget.models import Checkpoint, Peeked, Reference, head_names, load_checkpoint, peek_checkpoint
 from hf_retarget.models.classifier import classifier_names
 from hf_retarget.models.config import MAX_SIZE, bounded_build
 from hf_retarget.models.hub import split_revision
@@ -42,9 +42,7 @@ _PATTERN = re.compile(r"\^?[\w.\\-]{1,500}\$?")
 """A regular expression without repetitions, which cannot be slow."""
 
 
-def load_tuned(
-    reference: str | Path | nn.Module, base: Checkpoint, *, force_base: bool = False, **loading: Any
-) -> Checkpoint:
+def load_tuned(reference: Reference, base: Checkpoint, *, force_base: bool = False, **loading: Any) -> Checkpoint:
     """Load a tuned model, which may be a PEFT adapter of `base`, or with `force_base` of any other base."""
     try:
         return load_checkpoint(reference, **loading)
@@ -52,7 +50,7 @@ def load_tuned(
         return merge_adapter(found.adapter, base, force_base=force_base)
 
 
-def peek_tuned(reference: str | Path | nn.Module, base: Peeked, *, force_base: bool = False, **loading: Any) -> Peeked:
+def peek_tuned(reference: Reference, base: Peeked, *, force_base: bool = False, **loading: Any) -> Peeked:
     """Like `load_tuned`, from configurations and headers only; an adapter has no sample of weights."""
     try:
         return peek_checkpoint(reference, **loading)

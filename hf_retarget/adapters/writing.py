@@ -164,8 +164,7 @@ def _divide(model: nn.Module, changed: set[str], head: Collection[str], called: 
     parts, modules = _Parts(), {name: each for name, each in model.named_modules() if name}
     names, state = {name.rpartition(".")[0] for name in head}, model.state_dict()
     for name, module in {"": model, **modules}.items():
-        own = [f"{name}.{each}".lstrip(".") for each in (*module._parameters, *module._buffers)]
-        own = [each for each in own if each in state]
+        own = [each for each in state if each.rpartition(".")[0] == name]
         moved = [each for each in own if each in changed]
         single = bool(name) and len(own) == len(module.state_dict())
         if name not in names and moved and name in called:
@@ -206,7 +205,7 @@ def _is_inside(name: str, whole: Collection[str]) -> bool:
 
 def _is_plain(module: Any) -> bool:
     """Whether PEFT's factors act like a change of the weight, which subclasses need not respect."""
-    if type(module) not in _PLAIN or module._buffers or {*module._parameters} - {"weight", "bias"}:
+    if type(module) not in _PLAIN or {*module.state_dict()} - {"weight", "bias"}:
         return False
     if isinstance(module, nn.Linear):
         return True

@@ -20,7 +20,7 @@ from hf_retarget.cli.options import (
 )
 from hf_retarget.cli.push import check_push, push_result
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
-from hf_retarget.cli.show import describe_command, describe_data, echo, echo_json, echo_rows
+from hf_retarget.cli.show import describe_command, describe_inputs, echo, echo_json, echo_rows
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import FINETUNE, START_HEADS
 from hf_retarget.progress import is_main_process, status, watch
@@ -97,7 +97,7 @@ def finetune(
         echo_json({"folder": str(options["out"]), **pushed} | document)
         return
     if not quiet and document.get("labelled", True):  # without labels, evaluate cannot score
-        echo(f"Next: hf-retarget evaluate {describe_data(options['out'], recipe)}", err=True)
+        echo(f"Next: hf-retarget evaluate {describe_inputs(options['out'], recipe)}", err=True)
 
 
 def _describe(document: dict[str, Any], folder: Path) -> list[tuple[str, str]]:

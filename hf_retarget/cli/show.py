@@ -102,7 +102,7 @@ def write_file(path: Path, text: str) -> None:
         echo(f"Wrote {path}", err=True)
 
 
-def describe_data(folder: Path, recipe: Recipe) -> str:
+def describe_inputs(folder: Path, recipe: Recipe) -> str:
     """A finished folder and its data, as arguments of the next command."""
     words = [str(folder), "--data", f"{folder}/recipe.yaml"]
     return shlex.join([*words, *(["--data-reference", hidden] if (hidden := hidden_data(recipe)) else [])])

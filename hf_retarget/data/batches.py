@@ -63,9 +63,9 @@ class ImageData:
         ]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Split:
-    """Some rows of a dataset, with labels numbered like the model's."""
+    """Some rows of a dataset, with labels numbered like the model's; `broken` grows while images are read."""
 
     name: str
     rows: Rows

@@ -40,7 +40,7 @@ def number_labels(splits: Mapping[str, Rows]) -> tuple[Names | None, dict[str, T
     return names, numbers
 
 
-def count_classes(names: Names | None, numbers: Mapping[str, Tensor]) -> int:
+def infer_classes(names: Names | None, numbers: Mapping[str, Tensor]) -> int:
     """The number of classes: of names or, without names, of numbers up to the highest label."""
     count = len(names) if names else max((int(each.max()) + 1 for each in numbers.values() if len(each)), default=0)
     if count > MAX_CLASSES:

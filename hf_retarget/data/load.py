@@ -15,7 +15,7 @@ import torch
 from hf_retarget.data.batches import ImageData, Split
 from hf_retarget.data.files import EMBEDDED, KINDS, open_embedded, open_files, open_image_folder, open_table_folder
 from hf_retarget.data.hub import find_on_hub, open_hub
-from hf_retarget.data.labels import Names, choose_labels, count_classes, number_labels
+from hf_retarget.data.labels import Names, choose_labels, infer_classes, number_labels
 from hf_retarget.data.preprocess import Preprocess
 from hf_retarget.data.tables import (
     ItemRows,
@@ -65,7 +65,7 @@ def load_data(
     if not labelled:
         _check_unlabelled(rows, options, need_labels)
     names, targets = number_labels(rows)
-    count = count_classes(names, targets) if labelled else max(1, len(model_labels or ()))  # all have label 0
+    count = infer_classes(names, targets) if labelled else max(1, len(model_labels or ()))  # all have label 0
     names, classes, numbers = choose_labels(names, count, options.classes, model_labels)
     first = rows[train]
     if len(first) and (preprocess.transform or isinstance(first, ItemRows)):  # fail early, on the first item
@@ -111,7 +111,7 @@ def _check_unlabelled(rows: Mapping[str, Rows], options: DataOptions, need_label
 
 
 @dataclass(frozen=True)
-class DataFacts:
+class DataDescription:
     """What is known of a dataset without reading images; None where unknown."""
 
     name: str
@@ -130,7 +130,7 @@ class DataFacts:
     """The number of `training` and `test` images of each class; None if labels are unknown."""
 
 
-def describe_data(reference: Any, options: DataOptions, *, token: str | None = None) -> DataFacts:
+def describe_data(reference: Any, options: DataOptions, *, token: str | None = None) -> DataDescription:
     """Find a dataset and describe it, without downloading images.
 
     Example:
@@ -138,13 +138,13 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
         >>> facts.classes, dict(facts.images)
         (2, {'test': 300, 'train': 1200})
     """
-    if isinstance(reference, str) and is_on_hub(reference or options.reference):
+    if isinstance(reference, str) and is_hub_dataset(reference or options.reference):
         return _describe_hub(reference or options.reference, options, token)
     source = _open(reference, options)
     train, test, rows = _open_splits(source, options)
     names, targets = number_labels(rows)
     labelled = not any(each.unlabelled for each in rows.values())
-    count = count_classes(names, targets) if labelled else 0
+    count = infer_classes(names, targets) if labelled else 0
     labels, classes, numbers = choose_labels(names, count, options.classes)
     images = {
         split: int((numbers[targets[split]] >= 0).sum()) if labelled else len(each)
@@ -152,7 +152,7 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
     }
     chosen = {"training": numbers[targets[train]]} | ({} if test is None else {"test": numbers[targets[test]]})
     counts = {name: tuple(each[each >= 0].bincount(minlength=classes).tolist()) for name, each in chosen.items()}
-    return DataFacts(
+    return DataDescription(
         name=source.name,
         labels=labels,
         classes=classes if labelled else None,
@@ -165,7 +165,7 @@ def describe_data(reference: Any, options: DataOptions, *, token: str | None = N
     )
 
 
-def _describe_hub(reference: str, options: DataOptions, token: str | None) -> DataFacts:
+def _describe_hub(reference: str, options: DataOptions, token: str | None) -> DataDescription:
     name, builder = find_on_hub(reference, options, token)
     info = builder.info
     images = {split: (about.num_examples or None) for split, about in sorted((info.splits or {}).items())}
@@ -184,14 +184,14 @@ def _describe_hub(reference: str, options: DataOptions, token: str | None) -> Da
     labels, classes = names, len(names) if names else len(options.classes) or None
     if names:
         labels, classes, _ = choose_labels(names, len(names), options.classes)
-    return DataFacts(name, labels, classes, images, divided, info.download_size, builder.hash, tuple(notes))
+    return DataDescription(name, labels, classes, images, divided, info.download_size, builder.hash, tuple(notes))
 
 
-def is_on_hub(reference: str) -> bool:
+def is_hub_dataset(reference: str) -> bool:
     """Whether a reference names a dataset on the Hub and nothing on this machine.
 
     Example:
-        >>> is_on_hub("uoft-cs/cifar10"), is_on_hub("fashion-mnist"), is_on_hub("./photos")
+        >>> is_hub_dataset("uoft-cs/cifar10"), is_hub_dataset("fashion-mnist"), is_hub_dataset("./photos")
         (True, False, False)
     """
     if not reference or reference in EMBEDDED or glob.has_magic(reference):
@@ -219,7 +219,7 @@ def _open(reference: Any, options: DataOptions, token: str | None = None) -> Sou
         if found := sorted(Path(each) for each in glob.glob(str(path), recursive=True)):
             return open_files(found, path.name, options)
         raise DataError(f"no file matches '{text}'")
-    if is_on_hub(text):
+    if is_hub_dataset(text):
         return open_hub(text, options, token)
     raise DataError(
         f"there is no data at '{text}'; give an embedded name ({', '.join(EMBEDDED)}), a Hub id such as "

@@ -170,11 +170,11 @@ class Preprocess:
         return pixels.float().div_(255).sub_(mean).div_(std)
 
 
-Asked = str | Path | Mapping[str, Any] | Callable[[Any], Tensor]
+Wanted = str | Path | Mapping[str, Any] | Callable[[Any], Tensor]
 """A requested preprocessing: "none", a timm data configuration or its JSON file, or a function from item to tensor."""
 
 
-def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None, asked: Asked | None = None) -> Preprocess:
+def choose_preprocess(checkpoint: Checkpoint, image_size: int | None = None, asked: Wanted | None = None) -> Preprocess:
     """Choose the preprocessing of a checkpoint: the one asked for, or that of its configuration.
 
     A custom model without a configuration gets tensors as they are, and images as floats from 0 to 1. `image_size`

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hf_retarget.errors import DataError, NotFiniteError
-from hf_retarget.matching.gradients import Batch, enough_for_batchnorm
+from hf_retarget.matching.gradients import Batch, enough_for_batchnorm, evaluation_mode
 from hf_retarget.progress import SILENT, Progress
 
 
@@ -106,24 +106,20 @@ def _summary(norm: nn.Module) -> Statistics:
 @contextmanager
 def _estimating(model: nn.Module, norms: list[nn.Module]) -> Iterator[None]:
     """Start cumulative averages, with everything but BatchNorm in evaluation mode; restore all modes afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
-    model.train().eval()  # train() drops values that some models derive from their weights and cache
-    for norm in norms:
-        norm.reset_running_stats()  # type: ignore[operator]  # the method of _BatchNorm
-        norm.momentum = None  # type: ignore[assignment]  # torch's notation for a cumulative average
-        norm.training = True  # not train(): timm's BatchNorm layers may contain dropout
     try:
-        yield
+        with evaluation_mode(model):
+            for norm in norms:
+                norm.reset_running_stats()  # type: ignore[operator]  # the method of _BatchNorm
+                norm.momentum = None  # type: ignore[assignment]  # torch's notation for a cumulative average
+                norm.training = True  # not train(): timm's BatchNorm layers may contain dropout
+            yield
     except BaseException:
         for norm, buffers in zip(norms, kept, strict=True):
             for name, buffer in buffers.items():
                 norm.get_buffer(name).copy_(buffer)
         raise
     finally:
-        model.train()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        for module, training in modes:
-            module.training = training

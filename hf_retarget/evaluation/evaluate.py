@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_retarget.data import ImageData, Split, check_classes, choose_preprocess, load_data
 from hf_retarget.errors import DataError, ModelError, NotFiniteError
 from hf_retarget.evaluation.scorer import Score, Scorer, score_outputs
-from hf_retarget.models import load_checkpoint
+from hf_retarget.models import Reference, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.names import SPLITS
 from hf_retarget.recipe import Recipe, finish_recipe
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 FORMAT = "hf-retarget/evaluate/1"
-
-Reference = str | Path | nn.Module
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
-"""Scoring, the only place that loads weights, resets BatchNorm and evaluates images; comparing scores."""
+"""Scoring, the only place that loads weights, resets BatchNorm and evaluates images; comparing scores; the teacher."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
-from hf_retarget.data import BatchCache
-from hf_retarget.data.batches import Batch, ImageData, Split, derive_seed
+from hf_retarget.data import Batch, BatchCache, ImageData, Split, derive_seed
 from hf_retarget.document import Lead
 from hf_retarget.errors import DataError, ModelError, NotFiniteError
 from hf_retarget.evaluation.batchnorm import BatchNormReset, reset_batchnorm
+from hf_retarget.matching.gradients import TEMPERATURE, evaluation_mode
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
 from hf_retarget.run import Run
@@ -112,7 +112,7 @@ class Scorer:
         self.model.to(device)
         self.images += len(split)
         try:
-            with run.clock.stage("evaluation"), torch.no_grad(), _evaluating(self.model), self._laid_out():
+            with run.clock.stage("evaluation"), torch.no_grad(), evaluation_mode(self.model), self._laid_out():
                 total = -(-len(split) // self.options.eval_batch)
                 for inputs, _ in run.progress.track(self._draw(split), "evaluating", total):
                     inner.clear()
@@ -164,7 +164,7 @@ def _takes_channels_last(model: nn.Module, size: tuple[int, ...]) -> bool:
     first = next(model.parameters())
     set_layout(model, torch.channels_last)
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluation_mode(model):
             model(torch.zeros(2, *size, device=first.device, dtype=first.dtype))
     except Exception:  # whatever it raises now, it raises later if it is about something else
         return False
@@ -198,7 +198,7 @@ def score_model(
     labels: list[Tensor] = []
     ranked: list[Tensor] = []  # the best classes of each image, in order
     losses: list[float] = []
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), evaluation_mode(model):
         for number, (inputs, answers) in enumerate(progress.track(batches, "evaluating", total)):
             _check_labels(answers, classes, number)
             labels.append(answers.cpu())
@@ -268,19 +268,6 @@ def _check_labels(labels: Tensor, classes: int, number: int) -> None:
         )
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards, the mode of every module is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train().eval()  # train() drops values that some models derive from their weights and cache
-    try:
-        yield
-    finally:
-        model.train()
-        for module, training in modes:
-            module.training = training
-
-
 # ---- two models on the same images
 
 
@@ -307,3 +294,50 @@ def count_flips(before: Score, after: Score) -> tuple[int, int]:
     """The numbers of images that only `before` has right (negative flips), and that only `after` has right."""
     pairs = list(zip(before.right, after.right, strict=True))
     return sum(one and not two for one, two in pairs), sum(two and not one for one, two in pairs)
+
+
+# ---- the tuned model as a teacher
+
+
+class Teacher:
+    """The tuned model's predictions, computed once per image: augmented views share that of the original."""
+
+    def __init__(self, scorer: Scorer, weights: Mapping[str, Tensor]) -> None:
+        self.scorer, self.weights = scorer, weights
+        self.images = 0
+        """Images it was evaluated on."""
+        self._kept: dict[str, Tensor] = {}
+
+    def answer(self, split: Split) -> Tensor:
+        """Its outputs for the images of a split."""
+        key = f"{split.name}/{id(split.rows)}"  # different images may have the same name
+        if key not in self._kept:
+            before = self.scorer.weights()
+            self.scorer.load(self.weights)
+            self._kept[key] = self.scorer.answer(split)[0]
+            self.scorer.load(before)
+            self.images += len(split)
+        return self._kept[key]
+
+    def shares(self, split: Split, targets: str, temperature: float = 1.0) -> Tensor:
+        """A probability row per image: the one-hot label, the teacher's probabilities, or the mean of both."""
+        if targets == "labels":
+            return one_hot(split.targets, self.scorer.classes).double()
+        said = (self.answer(split).double() / temperature).softmax(1)
+        return said if targets == "teacher" else (said + one_hot(split.targets, self.scorer.classes)) / 2
+
+    def teach(self, split: Split, targets: str) -> Split:
+        """The split with targets for the loss: labels, or probabilities at the loss's temperature."""
+        if targets == "labels":
+            return split
+        return replace(split, targets=self.shares(split, targets, TEMPERATURE).float())
+
+    def label(self, split: Split) -> Split:
+        """The split with the teacher's predictions as labels: accuracy on it is agreement with the teacher."""
+        return replace(split, targets=self.answer(split).argmax(1))
+
+
+def answer_for_labels(data: ImageData, teacher: Teacher, *, test: bool) -> ImageData:
+    """Replace labels by the teacher's predictions, in the test split only if `test`."""
+    train, validation = teacher.label(data.train), teacher.label(data.validation)
+    return replace(data, train=train, validation=validation, test=teacher.label(data.test) if test else data.test)

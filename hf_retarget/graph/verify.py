@@ -1,20 +1,30 @@
-"""Verifies a permutation graph by running the model: f(x; πθ) = f(x; θ), in float64, on random weights."""
+"""Verifies a permutation graph by running the model: f(x; πθ) = f(x; θ), in float64, on random weights.
+
+A verified graph is cached, so that each architecture is traced and verified only once.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import cached_assets_path, constants
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hf_retarget.errors import TraceError
+from hf_retarget.errors import PermutationError, TraceError
+from hf_retarget.files import hash_file, load_record, save_record
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph
 from hf_retarget.graph.trace import Example, clear_caches, copy_model, example_arguments
@@ -278,3 +288,44 @@ def _control(graph: PermutationGraph, probe: _Probe, group: Group, threshold: fl
         probe.deviation({name: probe.randomise(name, probe.state[name])}) <= threshold for name in tensors[:3]
     )
     return NegativeControl(group.name, *best, effective, silent)
+
+
+# ---- the cache of verified graphs
+
+
+def recall_graph(key: Mapping[str, Any]) -> tuple[PermutationGraph, Verification] | None:
+    """The graph cached under a key, or None if it is absent or damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, PermutationError):
+        plain, graph, about = _place(key)
+        facts = load_record(about)
+        if facts["graph"] == hash_file(graph) and facts["key"] == plain:
+            found = facts["verification"]
+            controls = tuple(NegativeControl(**each) for each in found.pop("controls"))
+            return PermutationGraph.load(graph), Verification(**found, controls=controls)
+    return None
+
+
+def keep_graph(key: Mapping[str, Any], graph: PermutationGraph, verification: Verification) -> None:
+    """Cache a verified graph, unless the cache cannot be written."""
+    with suppress(OSError, ValueError):  # the Hub client raises ValueError for folders that are files
+        plain, path, about = _place(key)
+        graph.save(path)
+        facts = {name: value for name, value in verification.to_json().items() if name not in ("passed", "verdict")}
+        save_record(about, {"key": plain, "graph": hash_file(path), "verification": facts})
+
+
+def _place(key: Mapping[str, Any]) -> tuple[dict[str, Any], Path, Path]:
+    """The complete key, and the paths of the graph and its verification."""
+    plain = {**json.loads(json.dumps(key)), "rules": _hash_rules()}
+    name = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
+    folder = cached_assets_path("hf-retarget", namespace="graphs", subfolder=name, assets_dir=constants.HF_ASSETS_CACHE)
+    return plain, folder / "graph.json", folder / "verification.json"
+
+
+@cache
+def _hash_rules() -> str:
+    """A hash of the code that derives and verifies graphs, so that changes to it invalidate the cache."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any
 
-from hf_retarget.inspection.roles import Flow, Pin, Role, flows, join, repeated_blocks, roles
+from hf_retarget.inspection.roles import Flow, PinnedSide, Role, flows, join, repeated_blocks, roles
 from hf_retarget.inspection.summary import summarise
 from hf_retarget.report.page import render
 
@@ -152,7 +152,7 @@ def _bands(plan: Sketch) -> list[tuple[int, int]]:
 def _leads(plan: Sketch, pinned: int) -> list[tuple[Any, ...]]:
     # Connections from what a module reads to what it writes: (row, left end, right end, nearest target, direction of
     # the arrow (1: from the left, -1: from the right), pins at the ends).
-    place: dict[str | Pin, int] = {lane.group.name: lane.x for lane in plan.lanes}
+    place: dict[str | PinnedSide, int] = {lane.group.name: lane.x for lane in plan.lanes}
     leads = []
     for row in (each for each in plan.rows if each.flow.leads):
         reads = [place.get(each, _LEFT) for each in row.flow.reads]
@@ -161,7 +161,7 @@ def _leads(plan: Sketch, pinned: int) -> list[tuple[Any, ...]]:
         direction = (sink > source) - (sink < source)
         pins = []
         for x, side in ((_LEFT, row.flow.reads), (pinned, row.flow.writes)):
-            if here := [each for each in side if isinstance(each, Pin)]:
+            if here := [each for each in side if isinstance(each, PinnedSide)]:
                 kind = "pin" if all(pin.reason in ("input", "output") for pin in here) else "pin warn"
                 pins.append((x, "; ".join(f"pinned ({pin.reason}): {pin.size}" for pin in here), kind))
         leads.append((row, min(reads + writes), max(reads + writes), sink, direction, pins))

@@ -48,7 +48,7 @@ class Role(str, Enum):
 # ---- what tensors read and write
 
 
-class Pin(NamedTuple):
+class PinnedSide(NamedTuple):
     """A side of a tensor with fixed order: the reason, and its length."""
 
     reason: str
@@ -66,8 +66,8 @@ class Flow:
     norms, biases and tables touch groups without connecting them.
     """
 
-    reads: tuple[str | Pin, ...] = ()
-    writes: tuple[str | Pin, ...] = ()
+    reads: tuple[str | PinnedSide, ...] = ()
+    writes: tuple[str | PinnedSide, ...] = ()
     touches: tuple[str, ...] = ()
 
     @property
@@ -76,9 +76,9 @@ class Flow:
         return _unique(each for each in (*self.reads, *self.writes, *self.touches) if isinstance(each, str))
 
     @property
-    def pins(self) -> list[Pin]:
+    def pins(self) -> list[PinnedSide]:
         """The pinned sides."""
-        return [each for each in (*self.reads, *self.writes) if isinstance(each, Pin)]
+        return [each for each in (*self.reads, *self.writes) if isinstance(each, PinnedSide)]
 
     @property
     def leads(self) -> bool:
@@ -91,14 +91,14 @@ def flows(graph: PermutationGraph) -> dict[str, Flow]:
     reasons = {(pinned.axis.tensor, pinned.axis.dim): pinned.reason for pinned in reversed(graph.pinned)}
     found = {}
     for tensor, layout in graph.layouts.items():
-        writes: list[str | Pin] = []
-        reads: list[str | Pin] = []
+        writes: list[str | PinnedSide] = []
+        reads: list[str | PinnedSide] = []
         for dim, size in enumerate(layout.shape):
             factors = (factor for block in layout.blocks for factor in block.factors)
             names = [factor.group for factor in factors if factor.dim == dim and factor.group is not None]
             reason = reasons.get((tensor, dim), "unused")
             pinned = not names and size > 1 and reason not in _UNREMARKABLE
-            (reads if dim else writes).extend([Pin(reason, size)] if pinned else names)
+            (reads if dim else writes).extend([PinnedSide(reason, size)] if pinned else names)
         flow = Flow(_unique(reads), _unique(writes))
         found[tensor] = flow if flow.leads else Flow(touches=flow.groups)
     return found

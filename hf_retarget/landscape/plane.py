@@ -21,10 +21,10 @@ from hf_retarget.graph import Permutation, PermutationGraph, load_permutation
 from hf_retarget.landscape.geometry import Basis, Grid, Shares, lay_grids, mix, span
 from hf_retarget.landscape.result import Figures, PlaneFolder, PlaneResult, find_barrier
 from hf_retarget.matching.methods import match
-from hf_retarget.models import Checkpoint, check_alike, load_checkpoint
+from hf_retarget.models import Checkpoint, Reference, check_alike, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.names import PERMUTATION, PLANE, REPORT
-from hf_retarget.porting.inputs import Reference, trace_model
+from hf_retarget.porting.inputs import trace_model
 from hf_retarget.porting.resume import PlaceArguments
 from hf_retarget.publish.contents import shorten_all
 from hf_retarget.recipe import Recipe, finish_recipe
@@ -106,9 +106,9 @@ def plane(
         margin = margin if (given := options.get("margin")) is None else given
         grids = lay_grids(basis, options.get("grid") or size, margin)
         part = getattr(scorer.data, split).take(limit, chosen.port.seed)
-        survey = _Survey(sides, permuted, basis, grids, scorer, part, split)
+        scoring = _Scoring(sides, permuted, basis, grids, scorer, part, split)
         try:
-            figures = survey.run(folder)
+            figures = scoring.run(folder)
         except FinishedError:
             if page is not None and folder is not None and run.is_main:
                 show_in_report(page, read_json(folder.path / PLANE, MAX_DOCUMENT_BYTES))
@@ -193,8 +193,8 @@ def _load_permutation(place: str | Path, graph: PermutationGraph) -> tuple[Permu
     return load_permutation(path, graph), path.parent.name if path.name == PERMUTATION else path.name
 
 
-@dataclass(frozen=True, eq=False)
-class _Survey:
+@dataclass(eq=False)
+class _Scoring:
     """A run over all points, and the scores known so far."""
 
     sides: Mapping[str, Checkpoint]

@@ -14,6 +14,7 @@ from hf_retarget.errors import FinishedError, RetargetError
 from hf_retarget.files import load_record, lock_folder, remove_leftovers, save_record, to_json, write_text
 from hf_retarget.landscape.geometry import Shares
 from hf_retarget.names import PLANE
+from hf_retarget.porting.resume import find_change
 from hf_retarget.report.plane import draw_plane, draw_plane_page
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, read_json
 
@@ -126,12 +127,11 @@ class PlaneFolder:
             theirs, points = dict(kept["run"]), {tuple(shares): figures for shares, figures in kept["points"]}
         except (OSError, ValueError, KeyError, TypeError):
             return {}  # damaged: start over
-        for name in dict.fromkeys((*key, *theirs)):
-            if key.get(name) != theirs.get(name):
-                raise RetargetError(
-                    f"the unfinished run in '{self.path}' is a different one: '{name}' was {theirs.get(name)!r} and is "
-                    f"{key.get(name)!r} now; repeat the original command, or start over with --overwrite"
-                )
+        if changed := find_change(key, theirs):
+            raise RetargetError(
+                f"the unfinished run in '{self.path}' is a different one: {changed}; repeat the original command, "
+                "or start over with --overwrite"
+            )
         return points
 
     def _check_finished(self, key: Mapping[str, Any]) -> None:

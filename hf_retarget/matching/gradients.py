@@ -72,6 +72,19 @@ def matching_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards, the mode of every module is restored."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train().eval()  # train() drops values that some models derive from their weights and cache
+    try:
+        yield
+    finally:
+        model.train()
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def enough_for_batchnorm(images: int, what: str = "a minibatch") -> Iterator[None]:
     """Explain what to do if a minibatch is too small for BatchNorm."""
     try:

@@ -39,7 +39,7 @@ class Difference:
     """Whether it belongs to the classifier, which may differ."""
 
 
-def compare(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Comparison:
+def compare_checkpoints(source: Checkpoint, tuned: Checkpoint, target: Checkpoint) -> Comparison:
     """Compare the three models of a port; raise ModelError with the first differences."""
     if not tuned.num_classes:
         raise ModelError(f"the tuned model '{tuned.reference}' has no classifier; a port needs one")

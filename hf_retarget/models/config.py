@@ -109,11 +109,11 @@ _FAR = re.compile(r".*(theta|window|max_position_embeddings)")
 """Names of distances in a text, which may be large."""
 
 
-def check_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: str) -> dict[str, Any]:
+def check_model_arguments(arguments: Mapping[str, Any], known: frozenset[str], where: str) -> dict[str, Any]:
     """Check that constructor arguments of a config.json are known, plain and of a reasonable size.
 
     Example:
-        >>> check_arguments({"checkpoint_path": "/x"}, frozenset(), "tuned/")
+        >>> check_model_arguments({"checkpoint_path": "/x"}, frozenset(), "tuned/")
         Traceback (most recent call last):
         ...
         hf_retarget.errors.ModelError: config.json in 'tuned/' has the model argument 'checkpoint_path', ...

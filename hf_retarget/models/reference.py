@@ -56,6 +56,9 @@ from hf_retarget.models.weights import (
 from hf_retarget.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, GRAPH, MODEL_CONFIG, PERMUTATION, PORT, RECIPE
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 
+Reference = str | Path | nn.Module
+"""A timm name, Hub id, folder or file; or the model itself."""
+
 _SHA256 = 64  # hex digits
 _TIMES, _ROOM, _MOST = 4, 10**8, 2 * 10**9
 """A model may have at most `_TIMES` as many parameters as its file, plus `_ROOM` (tied weights, new heads), or `_MOST`
@@ -129,7 +132,7 @@ class StoredAdapter:
 
 
 def load_checkpoint(
-    reference: str | Path | nn.Module,
+    reference: Reference,
     *,
     arch: str | None = None,
     num_classes: int | None = None,
@@ -150,7 +153,7 @@ def load_checkpoint(
 
 
 def peek_checkpoint(
-    reference: str | Path | nn.Module,
+    reference: Reference,
     *,
     arch: str | None = None,
     allow_pickle: bool = False,

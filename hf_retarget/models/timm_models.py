@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hf_retarget.errors import ModelError
 from hf_retarget.files import write_json, write_tensors
 from hf_retarget.models.classifier import classifier_names, count_classes, resize_classifier
-from hf_retarget.models.config import Description, check_arguments, check_entry, check_images, read_labels
+from hf_retarget.models.config import Description, check_entry, check_images, check_model_arguments, read_labels
 from hf_retarget.models.weights import SAFE, most_common_dtype, seeded, without_numbers
 from hf_retarget.names import MODEL_CONFIG
 from hf_retarget.words import nearest
@@ -206,7 +206,7 @@ def describe_training(arguments: Mapping[str, Any], where: str) -> Description:
     if type(size := given.get("img_size")) is int:
         images.setdefault("input_size", (given.get("in_chans", 3), size, size))
     try:
-        options = check_arguments(options, constructor_arguments(name), where)
+        options = check_model_arguments(options, constructor_arguments(name), where)
         check_entry("img_size", options.get("img_size"), where)
         images = check_images(images, where)
     except ModelError as error:
@@ -306,7 +306,7 @@ class TimmLibrary:
         check_entry("num_classes", classes, where)
         architecture = arch or raw["architecture"]
         if options:
-            options = check_arguments(options, constructor_arguments(architecture), where)
+            options = check_model_arguments(options, constructor_arguments(architecture), where)
             check_entry("img_size", options.get("img_size"), where)
         labels = read_labels(raw) or read_labels(nested)
         return Description(architecture, options, classes, labels, _with_input(check_images(nested, where), options))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hf_retarget.adapters.reading import peek_tuned
-from hf_retarget.data import DataFacts, check_classes, choose_preprocess, describe_data, match_labels
+from hf_retarget.data import DataDescription, check_classes, choose_preprocess, describe_data, match_labels
 from hf_retarget.data.load import NO_DATA, load_data
 from hf_retarget.document import GateFacts, RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError, RetargetError
@@ -23,7 +23,8 @@ from hf_retarget.models import (
     Comparison,
     Difference,
     Peeked,
-    compare,
+    Reference,
+    compare_checkpoints,
     list_differences,
     peek_checkpoint,
 )
@@ -40,7 +41,7 @@ from hf_retarget.porting.cost import (
     estimate_other_images,
     price_port,
 )
-from hf_retarget.porting.inputs import WRONG_CLASSES, Given, Reference, load_inputs, trace_model
+from hf_retarget.porting.inputs import WRONG_CLASSES, Given, load_inputs, trace_model
 from hf_retarget.porting.port import PortArguments
 from hf_retarget.porting.resume import Workplace
 from hf_retarget.porting.streamed import look_first, open_sides
@@ -112,7 +113,7 @@ class InputCheck:
     """Tensors that differ between the three models; those of the classifier may."""
     head: HeadFacts | None = None
     graph: GraphFacts | None = None
-    data: DataFacts | None = None
+    data: DataDescription | None = None
     relation: RelationFacts | None = None
     """How the bases are related, from a sample of their weights; None if they cannot be sampled."""
     gates: tuple[GateFacts, ...] = ()
@@ -171,7 +172,7 @@ def check(
     sides = dict(zip(("source", "tuned", "target"), map(_describe_side, peeked), strict=True))
     found = InputCheck(sides, (), (), list_differences(source, tuned, target))
     try:
-        comparison = compare(source, tuned, target)
+        comparison = compare_checkpoints(source, tuned, target)
     except ModelError as error:
         return replace(found, problems=(str(error),))
     relation = compare_samples([each.sample for each in peeked], comparison.head)

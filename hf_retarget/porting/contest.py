@@ -17,8 +17,7 @@ from hf_retarget.document import GateFacts, RelationFacts, StepFigures
 from hf_retarget.errors import MatchError, ModelError, PortError, TraceError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
 from hf_retarget.evaluation.refit import HEAD_IMAGES, Fitted, fit_head
-from hf_retarget.evaluation.scorer import Score, Scorer, measure_lead, paired_error
-from hf_retarget.evaluation.teacher import Teacher, answer_for_labels
+from hf_retarget.evaluation.scorer import Score, Scorer, Teacher, answer_for_labels, measure_lead, paired_error
 from hf_retarget.graph import Permutation, load_permutation
 from hf_retarget.matching.problem import Problem
 from hf_retarget.models.relation import INDEPENDENT
@@ -170,7 +169,7 @@ class Contest:
     @property
     def targets(self) -> str:
         """Targets of the gradients. With `auto`: labels, or those that suited the new base's head best."""
-        head = self.find("head") if self.is_auto else None
+        head = next((each for each in self.entries if each.contender.sets_targets), None) if self.is_auto else None
         return head.made.targets if head and len(self.kinds_of_targets) > 1 else self.kinds_of_targets[0]
 
     def fit_head(self) -> Fitted:
@@ -208,7 +207,7 @@ class Contest:
             Evidence(
                 inputs.relation,
                 inputs.head_tuned,
-                None if self.judges_by_agreement else count_classes(inputs.data),
+                None if self.judges_by_agreement else count_per_class(inputs.data),
                 inputs.labels,
                 self.tuned_score,
                 labelled=not self.judges_by_agreement,
@@ -297,6 +296,11 @@ class Contest:
         counts = count_images(self.inputs)
         return price_port(self.recipe, counts, steps=steps, asked=asked, entered=entered, answered=answered)
 
+    @property
+    def original(self) -> Entry | None:
+        """The tuned model, if anything is compared with it."""
+        return next((each for each in self.entries if each.contender.is_original), None)
+
     def find(self, name: str) -> Entry | None:
         """The entry of this name, if any."""
         return next((each for each in self.entries if each.contender.name == name), None)
@@ -332,7 +336,7 @@ class Contest:
         return f"Check first: {'; '.join(warnings)}. {said}" if warnings else said
 
 
-def count_classes(data: ImageData) -> dict[str, list[int]]:
+def count_per_class(data: ImageData) -> dict[str, list[int]]:
     """Training and test images per class."""
     splits = {"training": data.train, "test": data.test}
     return {name: split.targets.bincount(minlength=data.classes).tolist() for name, split in splits.items()}
@@ -357,7 +361,7 @@ def judge_port(entries: Sequence[Entry], port: Entry, result: Entry, *, labelled
     what = result.contender.label if result is port else f"{port.contender.label}, fine-tuned further"
     start = f"{percent(ours.top1)} {'' if labelled else 'agreement with the tuned model '}on {ours.count:,} test images"
     others = [each for each in entries if each.contender.instead and each is not port]
-    tuned = next((each for each in others if each.contender.name == "tuned"), None)
+    tuned = next((each for each in others if each.contender.is_original), None)
     kept = ""
     if tuned is not None and labelled and tuned.test.top1:
         kept = f", {ours.top1 / tuned.test.top1:.0%} of the tuned model's {percent(tuned.test.top1)}"

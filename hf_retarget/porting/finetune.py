@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from hf_retarget.data import ImageData, Preprocess, Split, check_classes, choose_preprocess, load_data
 from hf_retarget.errors import PortError, RecipeError
-from hf_retarget.evaluation.scorer import Score, Scorer
-from hf_retarget.evaluation.teacher import Teacher
+from hf_retarget.evaluation.scorer import Score, Scorer, Teacher
 from hf_retarget.files import copy_folder, save_tensors, write_json, write_text
-from hf_retarget.models import Checkpoint, head_names, load_checkpoint, save_model
+from hf_retarget.models import Checkpoint, Reference, head_names, load_checkpoint, save_model
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import check_head, choose_head, make_model, match_names
 from hf_retarget.names import CARD, FINETUNE, INITIAL_HEAD, RECIPE
-from hf_retarget.porting.result import CURVE, name_library, publish_recipe
+from hf_retarget.porting.result import CURVE, name_library, save_recipe
 from hf_retarget.porting.resume import ENVIRONMENT, PlaceArguments, Workplace
 from hf_retarget.publish.card import write_tuned_card
 from hf_retarget.publish.contents import shorten_all
@@ -32,8 +31,7 @@ from hf_retarget.run import (
     list_versions,
     pick,
 )
-from hf_retarget.training.loop import History, train_model
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import History, TrajectoryRecorder, train_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,7 +48,7 @@ class FinetuneArguments(RunArguments, PlaceArguments, total=False):
     head: str
     record: int | None
     num_classes: int | None
-    teacher: str | Path | nn.Module | None
+    teacher: Reference | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +68,7 @@ class FinetuneResult:
 
 
 def finetune(
-    model: str | Path | nn.Module,
+    model: Reference,
     data: Any = None,
     *,
     recipe: Recipe | str | Path | None = None,
@@ -234,7 +232,7 @@ class _Finetuning:
         self.save_model(result.model, folder)
         try:
             save_tensors(folder / INITIAL_HEAD, start.initial_head, {"head": start.head})
-            publish_recipe(self.recipe, folder / RECIPE)
+            save_recipe(self.recipe, folder / RECIPE)
             write_json(folder / FINETUNE, result.document)
             curve = CURVE if (folder / CURVE).is_file() else None
             write_text(

@@ -29,14 +29,13 @@ from hf_retarget.document import RelationFacts
 from hf_retarget.errors import DataError, ModelError, PortError
 from hf_retarget.files import hash_file, hash_tensors, load_tensors
 from hf_retarget.graph import PermutationGraph, pin_tables
-from hf_retarget.graph.cache import keep_graph, recall_graph
 from hf_retarget.graph.trace import trace
-from hf_retarget.graph.verify import Verification, verify
+from hf_retarget.graph.verify import Verification, keep_graph, recall_graph, verify
 from hf_retarget.matching.gradients import GradientCache, StepGradients
 from hf_retarget.matching.objective import Compression
 from hf_retarget.matching.problem import MatchOptions, Problem
 from hf_retarget.matching.trajectory import CheckpointTrajectory, LinearTrajectory, Trajectory
-from hf_retarget.models import Checkpoint, Comparison, compare, load_checkpoint
+from hf_retarget.models import Checkpoint, Comparison, Reference, compare_checkpoints, load_checkpoint
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.models.heads import Heads, fit_heads, make_model
 from hf_retarget.models.relation import INDEPENDENT, list_backbone, measure_relation
@@ -45,9 +44,8 @@ from hf_retarget.models.weights import find_not_finite
 from hf_retarget.porting.resume import ENVIRONMENT
 from hf_retarget.recipe import DataOptions, PortOptions, Recipe
 from hf_retarget.run import Run, describe_environment, list_versions
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder
 
-Reference = str | Path | nn.Module
 Tensors = Mapping[str, Tensor]
 Checkpoints = str | Path | Sequence[str | Path]
 """A folder written by a TrajectoryRecorder, or files in order."""
@@ -270,7 +268,7 @@ def load_inputs(
     with run.stage("loading", "loading the models"):
         source, target = (load_checkpoint(each, **run.loading) for each in (models[0], models[2]))
         tuned = load_tuned(models[1], source, force_base=given.force_base, **run.loading)
-        comparison = compare(source, tuned, target)
+        comparison = compare_checkpoints(source, tuned, target)
         real = None if given.tuned_target is None else load_checkpoint(given.tuned_target, **run.loading)
         _check_real(source, tuned, real)
     with run.stage("loading", "loading the data"):
@@ -432,7 +430,7 @@ def find_checkpoints(checkpoints: Checkpoints) -> list[Path]:
 def _check_real(source: Checkpoint, tuned: Checkpoint, real: Checkpoint | None) -> None:
     if real is None:
         return
-    compare(source, tuned, real)
+    compare_checkpoints(source, tuned, real)
     if real.num_classes != tuned.num_classes:
         raise ModelError(
             f"'{real.reference}' has {real.num_classes} classes, but '{tuned.reference}' has {tuned.num_classes}; "

@@ -26,7 +26,7 @@ from hf_retarget.matching.trajectory import SCHEDULES, transplant
 from hf_retarget.porting.contest import Contest, Declined, Made, Rank, rank
 from hf_retarget.porting.resume import BestStep, StepDiary, Track
 from hf_retarget.recipe import TrainOptions
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 
 Tensors = Mapping[str, Tensor]
 

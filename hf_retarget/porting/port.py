@@ -14,9 +14,10 @@ from hf_retarget.data.load import NO_DATA
 from hf_retarget.errors import PortError
 from hf_retarget.files import hash_tensors
 from hf_retarget.graph import Permutation
+from hf_retarget.models import Reference
 from hf_retarget.names import DTYPES, PORT
 from hf_retarget.porting.contest import Contest
-from hf_retarget.porting.inputs import Checkpoints, Given, Reference, load_inputs
+from hf_retarget.porting.inputs import Checkpoints, Given, load_inputs
 from hf_retarget.porting.result import PortResult, make_result
 from hf_retarget.porting.resume import ENVIRONMENT, PlaceArguments, Workplace
 from hf_retarget.porting.streamed import StreamedPort, port_streamed

@@ -17,16 +17,16 @@ from hf_retarget.document import PortDocument, read_document
 from hf_retarget.errors import FinishedError, PortError, RecipeError, RetargetError
 from hf_retarget.files import lock_folder, remove_leftovers, write_json, write_text
 from hf_retarget.hub import one_line
+from hf_retarget.models import Reference
 from hf_retarget.models.hub import split_revision
 from hf_retarget.names import PERMUTATION, PORT, PORT_ALL, PORT_ALL_PAGE, SIDES
-from hf_retarget.porting.inputs import Reference
 from hf_retarget.porting.port import PortArguments, port, port_place
 from hf_retarget.progress import Progress
 from hf_retarget.publish.contents import identify, shorten_all, shorten_path
-from hf_retarget.recipe import Recipe, choose_recipe, finish_recipe
+from hf_retarget.recipe import Recipe, choose_recipe, finish_recipe, load_yaml
 from hf_retarget.report.comparison import draw_port_all_page
 from hf_retarget.run import Run, check_arguments, from_main_process, in_main_process, pick
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json, read_yaml
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_json
 from hf_retarget.words import nearest, plural
 
 if TYPE_CHECKING:
@@ -107,16 +107,7 @@ def check_name(name: str) -> str:
 
 def read_jobs(path: str | Path) -> list[PortJob]:
     """Read a YAML list of models, or of entries with `model`, `data`, `recipe`, `overrides` and `name`."""
-    import yaml
-
-    try:
-        document = read_yaml(path)
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"cannot read the models file '{path}': {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise RecipeError(f"models file '{path}'{line}: {getattr(error, 'problem', None) or error}") from error
+    document = load_yaml(path, "models file")
     if isinstance(document, Mapping) and set(document) == {"models"}:
         document = document["models"]
     if not isinstance(document, list):

@@ -151,7 +151,7 @@ class PortResult:
             if self.permutation is not None and self.graph is not None:
                 self.permutation.save(folder / PERMUTATION)
                 self.graph.save(folder / GRAPH)
-            publish_recipe(self.recipe, folder / RECIPE)
+            save_recipe(self.recipe, folder / RECIPE)
             pinned = replace(self.document, files=hash_files(folder))
             write_json(folder / PORT_FILE, pinned.to_json())
             self._write_report(folder)
@@ -197,7 +197,7 @@ class PortResult:
 
 def make_result(contest: Contest, dtype: torch.dtype | None, key: dict[str, Any]) -> PortResult:
     """Build the result of a finished contest."""
-    samples, thumbnails = draw_samples(contest)
+    samples, thumbnails = choose_samples(contest)
     weights = contest.result.made.weights
     adapter = make_adapter(contest, weights, dtype) if contest.recipe.port.save_as == "lora" else None
     contest.scorer.load(weights)
@@ -228,8 +228,8 @@ def make_adapter(contest: Contest, weights: dict[str, Tensor], dtype: torch.dtyp
     return replace(made, facts=replace(made.facts, test=figures, lead=lead))
 
 
-def publish_recipe(recipe: Recipe, path: Path) -> None:
-    """Save the recipe for publication, with only the last part of a path to the data."""
+def save_recipe(recipe: Recipe, path: Path) -> None:
+    """Save the recipe, with only the last part of a path to the data, since it may be published."""
     recipe.override(**{"data.reference": shorten_path(recipe.data.reference)}).save(path)
 
 
@@ -281,7 +281,7 @@ def compose_document(
     if choose_action(document) == KEEP:
         start = document.verdict.rpartition("; ")[0]
         document = replace(document, verdict=f"{start}; keep the tuned model, which is clearly ahead.")
-    return publish_document(document)
+    return hide_paths(document)
 
 
 def describe_course(run: Run) -> dict[str, Any]:
@@ -304,13 +304,13 @@ def describe_course(run: Run) -> dict[str, Any]:
     }
 
 
-def publish_document(document: PortDocument) -> PortDocument:
+def hide_paths(document: PortDocument) -> PortDocument:
     """Strip local paths from a document, and normalise it as if read from a file."""
     return parse_document(shorten_all(parse_json(to_json(document.to_json()))))
 
 
 def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
-    made, tuned = entry.made, contest.find("tuned")
+    made, tuned = entry.made, contest.original
     in_detail = entry.role in (PORT, AFTER) or entry.contender.is_alternative
     return ContenderFigures(
         name=entry.contender.name,
@@ -362,7 +362,7 @@ def _describe_data(inputs: Inputs, data: ImageData, reference: str) -> DataFacts
 
 def _list_flipped(contest: Contest) -> dict[str, tuple[int, ...]]:
     """Numbers of the test images on which the result and the tuned model disagree."""
-    tuned, test = contest.find("tuned"), contest.inputs.data.test
+    tuned, test = contest.original, contest.inputs.data.test
     if tuned is None:
         return {}
     read = [number for number in range(len(test)) if number not in test.broken]
@@ -375,7 +375,7 @@ def _list_flipped(contest: Contest) -> dict[str, tuple[int, ...]]:
 
 def _warn_of_seen(contest: Contest) -> list[str]:
     """Warn if the tuned model is better on validation than on test images, so was probably trained on the former."""
-    tuned = contest.find("tuned")
+    tuned = contest.original
     if tuned is None or contest.judges_by_agreement:
         return []
     seen, new = tuned.made.validation, tuned.test
@@ -420,13 +420,13 @@ def _name_origin(given: Any) -> str | None:
 # ---- sample images
 
 
-def draw_samples(contest: Contest) -> tuple[dict[str, Any], dict[int, bytes]]:
+def choose_samples(contest: Contest) -> tuple[dict[str, Any], dict[int, bytes]]:
     """Draw test images on which the result and its rival agree or disagree, with their thumbnails."""
     options, test = contest.recipe.port, contest.inputs.data.test
     ours = contest.result
     others = [each for each in contest.entries if each.role == BESIDE]
     theirs = (
-        contest.find("tuned")  # where they disagree, an image flips
+        contest.original  # where they disagree, an image flips
         or next((each for each in others if each.contender.is_alternative), None)
         or contest.find(contest.winner.contender.without_matching)
     )

@@ -234,7 +234,7 @@ class Workplace:
             say(f"the unfinished run in '{self.hidden}' is damaged ({_RUN}: {error}); starting over")
             return False
         self._compare(ours, theirs, f"the unfinished run in '{self.hidden}' is a different one")
-        if changed := _find_change(ours.get(ENVIRONMENT), theirs.get(ENVIRONMENT)):
+        if changed := find_change(ours.get(ENVIRONMENT), theirs.get(ENVIRONMENT)):
             say(f"the unfinished run was made in another environment ({changed}); starting over")
             return False
         return True
@@ -255,7 +255,7 @@ class Workplace:
     def _compare(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
         mine = {name: value for name, value in ours.items() if name != ENVIRONMENT}
         other = {name: value for name, value in theirs.items() if name != ENVIRONMENT}
-        if changed := _find_change(mine, other):
+        if changed := find_change(mine, other):
             raise PortError(
                 f"{what}: {changed}; repeat the original command, or start over with --overwrite and without --resume"
             )
@@ -271,11 +271,11 @@ def _is_within(reference: Any, folder: Path) -> bool:
     return path.exists() and path.resolve().is_relative_to(folder)
 
 
-def _find_change(ours: Any, theirs: Any) -> str:
+def find_change(ours: Any, theirs: Any) -> str:
     """Describe the first entry that differs, two levels deep; empty if none does."""
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return "" if ours == theirs else f"it was {theirs!r} and is {ours!r} now"
-    for name in sorted({*ours, *theirs}):
+    for name in dict.fromkeys((*ours, *theirs)):
         mine, other = ours.get(name), theirs.get(name)
         if mine != other:
             if isinstance(mine, dict) and isinstance(other, dict):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import shutil
+import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 
 from hf_retarget.data.load import NO_DATA
 from hf_retarget.document import (
@@ -26,6 +30,7 @@ from hf_retarget.document import (
 from hf_retarget.errors import ModelError, PortError
 from hf_retarget.evaluation.gates import Evidence, list_errors, list_warnings, look_at_gates
 from hf_retarget.files import (
+    atomic_path,
     copy_folder,
     hash_file,
     hash_files,
@@ -35,12 +40,12 @@ from hf_retarget.files import (
     write_json,
     write_text,
 )
-from hf_retarget.models.reference import hash_weights
+from hf_retarget.models.reference import Reference, hash_weights
 from hf_retarget.models.relation import INDEPENDENT, compare_samples
-from hf_retarget.models.weights import KINDS
+from hf_retarget.models.weights import FLOATS, INDEX, KINDS
 from hf_retarget.names import CARD, MODEL_CONFIG, PORT, RECIPE, REPORT, SIDES
 from hf_retarget.porting.inputs import Given, check_update
-from hf_retarget.porting.result import describe_course, publish_document, publish_recipe
+from hf_retarget.porting.result import describe_course, hide_paths, save_recipe
 from hf_retarget.porting.resume import ENVIRONMENT, Workplace, naming
 from hf_retarget.publish import Destination, Pushed, push_folder
 from hf_retarget.publish.card import write_port_card
@@ -49,10 +54,10 @@ from hf_retarget.recipe import Recipe
 from hf_retarget.report.report import compose_summary
 from hf_retarget.run import Run, describe_environment, from_main_process, in_main_process
 from hf_retarget.streaming.repository import Repository, open_repository, sample_side
-from hf_retarget.streaming.shards import check_room, merge_adapter, plan_shards, write_index, write_shard
-from hf_retarget.streaming.sums import Plan, Sides, compose_config, find_batchnorm, plan_sums, settle
+from hf_retarget.streaming.sums import Sides, Sum, SumPlan, compose_config, find_batchnorm, plan_sums, sample_plan
 from hf_retarget.streaming.text import encode_texts, judge_texts, measure_texts, sum_losses
 from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, read_bytes
+from hf_retarget.words import size
 
 _AGAIN = "the same command with --resume continues"
 _IMAGES = "some images are needed (labels are not): name them with --data"
@@ -78,7 +83,7 @@ class StreamedPort:
 
 
 def port_streamed(
-    models: tuple[str | Path | nn.Module, ...],
+    models: tuple[Reference, ...],
     recipe: Recipe,
     run: Run,
     given: Given,
@@ -94,7 +99,7 @@ def port_streamed(
             look_first(open_sides(models, run, given, Path(temporary, "peeked"), peek=True), given, dtype)
         with run.stage("loading", "finding the files"):
             sides = open_sides(models, run, given, Path(temporary, "opened"))
-            plan, relation, touched = settle(plan_sums(sides, dtype), own_heads=recipe.port.head == "own")
+            plan, relation, touched = sample_plan(plan_sums(sides, dtype), own_heads=recipe.port.head == "own")
             _check_relation(relation, given)
             check_update(recipe.port, relation)
             gates = look_at_gates(Evidence(relation, head_tuned=touched))
@@ -131,7 +136,7 @@ def port_streamed(
             in_main_process(write_model)
         with naming(place.folder, _AGAIN):
             facts = from_main_process(in_main_process(lambda: _score(given, folder, sides, pieces, run)))
-        document = publish_document(
+        document = hide_paths(
             PortDocument(
                 verdict=_judge(facts, relation, list_warnings(gates), plan, alpha),
                 winner="",
@@ -157,7 +162,7 @@ def port_streamed(
 
         def write(result: Path) -> None:
             copy_folder(folder, result)
-            publish_recipe(recipe, result / RECIPE)
+            save_recipe(recipe, result / RECIPE)
             write_json(result / PORT, replace(document, files=hash_files(result)).to_json())
             write_text(result / REPORT, compose_summary(document))
             write_text(result / CARD, write_port_card(document, (), library=sides["target"].library))
@@ -218,9 +223,7 @@ def look_first(sides: Sides, given: Given, dtype: str | None = None) -> Relation
     return None
 
 
-def open_sides(
-    models: tuple[str | Path | nn.Module, ...], run: Run, given: Given, place: Path, *, peek: bool = False
-) -> Sides:
+def open_sides(models: tuple[Reference, ...], run: Run, given: Given, place: Path, *, peek: bool = False) -> Sides:
     """The files of the three models; with `peek`, only the headers of those on the Hub."""
     found: dict[str, Repository] = {}
     for side, model in zip(SIDES, models, strict=False):
@@ -253,7 +256,7 @@ def _check_relation(relation: RelationFacts, given: Given) -> None:
 # ---- texts
 
 
-def _choose_tokenizer(plan: Plan) -> Repository:
+def _choose_tokenizer(plan: SumPlan) -> Repository:
     """Choose whose tokenizer and generation settings to keep: the tuned model's, unless it lacks tokens."""
     tuned, new = plan.sides["tuned"], plan.sides["target"]
     if tuned.tokens is not None and new.tokens is not None:
@@ -265,7 +268,7 @@ def _choose_tokenizer(plan: Plan) -> Repository:
     return next((each for each in known if each.tokens), known[0] if known else new)
 
 
-def _encode(given: Given, plan: Plan) -> list[list[int]]:
+def _encode(given: Given, plan: SumPlan) -> list[list[int]]:
     """Encode the texts; ModelError or DataError says why these models cannot read them."""
     if given.text is None:
         return []
@@ -280,13 +283,13 @@ def _score(given: Given, folder: Path, sides: Sides, pieces: list[list[int]], ru
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="merged.") as merged:
         for name, side in {**sides, "port": open_repository(folder, plain, folder)}.items():
             if side.is_adapter:
-                merge_adapter(side, sides["source"], Path(merged))
+                write_merged(side, sides["source"], Path(merged))
                 side = open_repository(merged, plain, folder)
             losses[name] = sum_losses(side, pieces, run, SIDES.get(name, name))
     return measure_texts(Path(given.text).name, pieces, losses)
 
 
-def _judge(facts: TextFacts | None, relation: RelationFacts, warnings: list[str], plan: Plan, alpha: float) -> str:
+def _judge(facts: TextFacts | None, relation: RelationFacts, warnings: list[str], plan: SumPlan, alpha: float) -> str:
     if relation.word == INDEPENDENT:
         warnings = [f"these bases are {relation.sentence}, and the fine-tuning was added anyway", *warnings]
     start = f"Check first: {'; '.join(warnings)}. " if warnings else ""
@@ -310,3 +313,75 @@ def _describe_run(hashes: Mapping[str, Any], recipe: Recipe, dtype: str | None) 
         "dtype": dtype,
         ENVIRONMENT: describe_environment(),
     }
+
+
+# ---- files of weights, written while their numbers are computed
+
+LARGEST = 5_000_000_000
+"""Maximum bytes of a file, unless a single tensor is larger; less if the shards of the new base are smaller."""
+
+
+def plan_shards(sums: Iterable[Sum], like: Repository) -> dict[str, list[Sum]]:
+    """Divide the tensors into files; timm reads only a single file."""
+    known = {each.name: each for each in sums}
+    most = LARGEST
+    if like.library == "timm":
+        most = sum(each.size for each in known.values())
+    elif len(like.files) > 1:
+        sizes = (sum(each.size for each in like.tensors.values() if each.path == path) for path in like.files)
+        most = min(LARGEST, max(sizes))
+    empty = {name: torch.empty(each.size, dtype=torch.uint8, device="meta") for name, each in known.items()}
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=max(1, most))
+    return {file: [known[name] for name in names] for file, names in split.filename_to_tensors.items()}
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raise PortError if the disk of a new folder has too little space."""
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    if (free := shutil.disk_usage(place).free) < needed:
+        raise PortError(
+            f"the result takes {size(needed)}, but '{place}' has only {size(free)} left; name another folder"
+        )
+
+
+def write_shard(path: Path, sums: Iterable[Sum], alpha: float, update: float) -> str:
+    """Write one file atomically, block by block, and return its sha256."""
+    ordered = sorted(sums, key=lambda each: (-_width(each), each.name))  # aligned as safetensors does
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for each in ordered:
+        header[each.name] = {"dtype": each.kind, "shape": each.shape, "data_offsets": [end, end := end + each.size]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256(start := struct.pack("<Q", len(text)) + text)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(start)
+        for each in ordered:
+            for block in each.compute(alpha, update):
+                content = block.view(torch.uint8).numpy().data
+                file.write(content)
+                digest.update(content)
+    return digest.hexdigest()
+
+
+def _width(one: Sum) -> int:
+    return FLOATS[one.kind].itemsize if one.kind in FLOATS else one.size // max(1, one.numbers)
+
+
+def write_merged(side: Repository, base: Repository, folder: Path) -> None:
+    """Write an adapter merged into its base, in the dtype of the base."""
+    kinds = {name: base.kind if each.kind in FLOATS else each.kind for name, each in side.tensors.items()}
+    sums = [Sum(name, kinds[name], each.shape, (None, each, None), 0, "tuned") for name, each in side.tensors.items()]
+    shards = plan_shards(sums, base)
+    for file, each in shards.items():
+        write_shard(folder / file, each, alpha=1.0, update=1.0)
+    write_index(folder, shards)
+    write_json(folder / MODEL_CONFIG, side.config)
+
+
+def write_index(folder: Path, shards: dict[str, list[Sum]]) -> None:
+    """Write the index of several shards."""
+    if len(shards) > 1:
+        places = {each.name: file for file, sums in shards.items() for each in sums}
+        total = sum(each.size for sums in shards.values() for each in sums)
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})

@@ -9,6 +9,7 @@ from hf_retarget.recipe.recipe import (
     fields,
     finish_recipe,
     load_recipe,
+    load_yaml,
     preset_names,
     recipe_names,
 )

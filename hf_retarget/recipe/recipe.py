@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -228,18 +229,9 @@ def _locate(reference: str | Path, preset: str | None) -> tuple[Path, str | None
 
 def _read(path: Path) -> tuple[Recipe, dict[str, Recipe]]:
     """Read the recipe of a file and all its presets, so that errors in any of them are found."""
-    try:
-        document = read_yaml(path)
-    except FileNotFoundError:
-        raise RecipeError(
-            f"there is no recipe file '{path}'; 'hf-retarget recipes list' shows those included"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"cannot read the recipe '{path}': {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise RecipeError(f"recipe '{path}'{line}: {getattr(error, 'problem', None) or error}") from error
+    if not os.path.exists(path):
+        raise RecipeError(f"there is no recipe file '{path}'; 'hf-retarget recipes list' shows those included")
+    document = load_yaml(path, "recipe")
     if not isinstance(document, dict):
         raise RecipeError(f"recipe '{path}' has no sections; see 'hf-retarget recipes show cub' for an example")
     presets = document.pop("presets", None) or {}
@@ -257,6 +249,18 @@ def _read(path: Path) -> tuple[Recipe, dict[str, Recipe]]:
         return recipe, found
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
+
+
+def load_yaml(path: str | Path, what: str) -> Any:
+    """Read a file that a user wrote; RecipeError names the file and the line that is wrong."""
+    try:
+        return read_yaml(path)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"cannot read the {what} '{path}': {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise RecipeError(f"{what} '{path}'{line}: {getattr(error, 'problem', None) or error}") from error
 
 
 def finish_recipe(

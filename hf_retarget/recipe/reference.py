@@ -10,6 +10,7 @@ from hf_retarget.files import write_text
 from hf_retarget.recipe.field import Field
 from hf_retarget.recipe.recipe import SECTIONS, fields, load_recipe, preset_names, recipe_names
 
+_LINKS = {"port.method": "`auto`, `head` or [a method](matching.md#methods)"}  # a new method changes no table
 _BETWEEN = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
 
 
@@ -34,7 +35,7 @@ def _row(field: Field) -> str:
     flag = field.flag()
     option = f"`{flag}`, `--no-{flag.removeprefix('--')}`" if field.type is bool else f"`{flag}`"
     default = "–" if field.default in (None, "", ()) else f"`{str(field.default).lower()}`"
-    return f"| `{field.key}` | {option} | {field.words} | {default} | {field.help} |"
+    return f"| `{field.key}` | {option} | {_LINKS.get(field.key, field.words)} | {default} | {field.help} |"
 
 
 def renew(page: str) -> str:

@@ -165,7 +165,7 @@ def name_winner(document: Document) -> tuple[str, str, bool]:
     if unlike := [each for each in document.get("warnings", ()) if each.startswith("different ")]:
         return "No winner", f"{unlike[0]}.", False
     ranked = sorted(document["groups"], key=lambda group: -group["port"]["mean"])
-    first, plain = ranked[0], [each.name for each in contenders() if each.is_alternative]
+    first, beside = ranked[0], [each for each in contenders() if each.is_original or each.is_alternative]
     facts = [f"{first['name']}: {describe_spread(first['port'])} on the test images"]
     lead, deviation = 0.0, first["port"]["deviation"] or 0.0
     if len(ranked) > 1:
@@ -173,10 +173,9 @@ def name_winner(document: Document) -> tuple[str, str, bool]:
         lead = first["port"]["mean"] - second["port"]["mean"]
         deviation = max(deviation, second["port"]["deviation"] or 0.0)
         facts.append(f"{100 * lead:+.1f} points against the next, {second['name']}")
-    for name in ("tuned", *plain):
-        if other := first["top1"].get(name):
-            label = find_contender(name).label
-            facts.append(f"{100 * (first['port']['mean'] - other['mean']):+.1f} points against {label}")
+    for row in beside:
+        if other := first["top1"].get(row.name):
+            facts.append(f"{100 * (first['port']['mean'] - other['mean']):+.1f} points against {row.label}")
     ahead = lead > 2 * deviation
     if not deviation and len(ranked) > 1:
         facts.append("there are too few runs to estimate their deviation")

@@ -21,7 +21,7 @@ from hf_retarget.adapters.reading import PREFIX, check_base, check_config
 from hf_retarget.document import ModelFacts
 from hf_retarget.errors import ModelError
 from hf_retarget.hub import clean_token, is_cached
-from hf_retarget.models import load_checkpoint, save_model
+from hf_retarget.models import Reference, load_checkpoint, save_model
 from hf_retarget.models.config import read_config
 from hf_retarget.models.hub import HubModel, find_bases, find_licence, holds_adapter, no_adapter_weights, read_card
 from hf_retarget.models.reference import StoredAdapter, check_pins, is_on_hub
@@ -152,7 +152,7 @@ class Repository:
 
 
 def open_repository(
-    reference: str | Path | nn.Module,
+    reference: Reference,
     loading: Mapping[str, Any],
     place: Path,
     *,

@@ -111,7 +111,7 @@ def _read_blocks(stored: StoredTensor) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SumPlan:
     """All tensors of a result, and notes about them."""
 
     sides: Sides
@@ -135,7 +135,7 @@ def find_batchnorm(sides: Sides) -> str:
     return next((f"the {SIDES[side]} has BatchNorm layers ('{name}')" for side, name in found), "")
 
 
-def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
+def plan_sums(sides: Sides, dtype: str | None = None) -> SumPlan:
     """Plan a port from the headers of three models; ModelError if none is possible."""
     sides = {side: _align(each, sides["tuned"].tensors) for side, each in sides.items()}
     old, tuned, new = sides.values()
@@ -169,7 +169,7 @@ def plan_sums(sides: Sides, dtype: str | None = None) -> Plan:
     notes += [f"{_list(fixed)} only in the new base: kept"] if fixed else []
     notes += [f"{_list(left_out)} only in the bases: left out"] if left_out else []
     rows, about = _describe_vocabulary(sides)
-    return Plan(sides, tuple(sums), (*notes, *about), rows)
+    return SumPlan(sides, tuple(sums), (*notes, *about), rows)
 
 
 def _align(side: Repository, names: Mapping[str, Any]) -> Repository:
@@ -295,7 +295,7 @@ def _name_some(names: list[str]) -> str:
 # ---- from a sample of the numbers
 
 
-def settle(plan: Plan, *, own_heads: bool) -> tuple[Plan, RelationFacts, bool]:
+def sample_plan(plan: SumPlan, *, own_heads: bool) -> tuple[SumPlan, RelationFacts, bool]:
     """Refine a plan by sampling all tensors; also returns how the bases are related, and if a head or vector was tuned.
 
     A head of the same size that does not resemble those of the bases is taken to be for other classes and copied from
@@ -338,7 +338,7 @@ def _cosine(one: Tensor, other: Tensor) -> float:
     return float(one @ other) / lengths if lengths else 1.0
 
 
-def _is_copy(one: Sum, plan: Plan) -> bool:
+def _is_copy(one: Sum, plan: SumPlan) -> bool:
     """Whether an output layer that the new base does not store is a copy of the tuned model's embeddings."""
     tuned, mine = plan.sides["tuned"], one.parts[1]
     if mine is None or one.name in plan.sides["target"].tensors:
@@ -373,7 +373,7 @@ _ASIDE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "auto
 """Entries that a fine-tuning does not change, or that follow from the weights."""
 
 
-def compose_config(plan: Plan, kind: str) -> tuple[dict[str, Any], list[str]]:
+def compose_config(plan: SumPlan, kind: str) -> tuple[dict[str, Any], list[str]]:
     """Apply the fine-tuning's changes to the new base's config.json; also returns notes on conflicts."""
     old, tuned, new = (dict(each.config) for each in plan.sides.values())
     notes = []

@@ -1,4 +1,4 @@
-"""Small models with BatchNorm, grouped convolutions or attention, adapters that PEFT saved, and a short recipe."""
+"""Small models with BatchNorm, grouped convolutions or attention, adapters saved by PEFT, and a short recipe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT = {
 
 
 def make_base(folder: Path, name: str = "test_vit", seed: int = 0, classes: int = 5) -> Path:
-    """A base with its own statistics, saved as timm does."""
+    """A base with non-trivial statistics, saved like timm does."""
     torch.manual_seed(seed)
     model = timm.create_model(name, num_classes=classes, **SMALL[name])
     for module in model.modules():
@@ -52,7 +52,7 @@ def like_with(checkpoint: Checkpoint, options: dict[str, Any]) -> Checkpoint:
 
 
 def make_adapter(folder: Path, base: Checkpoint, kind: str = "LORA", classes: int = 3, **options: Any) -> nn.Module:
-    """An adapter of a base with random numbers in it, saved by PEFT; the model that it makes."""
+    """A random adapter of a base, saved by PEFT; returns the model it makes."""
     given = {"target_modules": ["qkv", "fc1"], "modules_to_save": ["head"], **options}
     config = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind](**given)
     model = peft.get_peft_model(base.build(classes), config)

@@ -1,4 +1,4 @@
-"""Adapters in: what PEFT saved is merged exactly, names its base, and decides nothing but numbers."""
+"""Reading adapters: they are merged exactly, name their base, and determine only numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_kind_has_a_test():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_merged_model_answers_as_peft_does(kind, base, adapt, tmp_path):
+def test_merged_outputs_equal_those_of_peft(kind, base, adapt, tmp_path):
     model = adapt(tmp_path / "tuned", base, kind, **OPTIONS[kind])
     tuned = load_tuned(tmp_path / "tuned", base)
     same(tuned, model)
@@ -68,7 +68,7 @@ def test_the_merged_model_answers_as_peft_does(kind, base, adapt, tmp_path):
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_lora_can_do(options, base, adapt, tmp_path):
+def test_variants_of_lora(options, base, adapt, tmp_path):
     classes = 5 if "modules_to_save" in options else 3
     model = adapt(tmp_path / "tuned", base, classes=classes, **options)
     same(load_tuned(tmp_path / "tuned", base), model)
@@ -97,7 +97,7 @@ def test_convolutions_and_norms_with_their_statistics(name, targets, make, adapt
 VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
 
-def test_an_adapter_of_a_model_of_transformers(tmp_path):
+def test_an_adapter_of_a_transformers_model(tmp_path):
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     config = transformers.ViTConfig(**VIT, image_size=32, patch_size=8, num_labels=5)
@@ -143,7 +143,7 @@ OTHER = "0123456789" * 4
 
 
 def test_an_adapter_on_the_hub_is_compared_with_its_base(base, base_folder, adapt, connected, tmp_path):
-    """By name and by commit; a local path cannot be compared."""
+    """By name and commit; local paths cannot be compared."""
 
     def upload(name: str, folder: Path) -> str:
         files = {path.name: path for path in folder.iterdir()}
@@ -225,7 +225,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize(("entries", "message"), FORBIDDEN.values(), ids=FORBIDDEN)
-def test_what_an_adapter_may_not_say(entries, message, base, adapt, tmp_path):
+def test_forbidden_adapter_settings_are_refused(entries, message, base, adapt, tmp_path):
     adapt(tmp_path / "tuned", base)
     change(tmp_path / "tuned", **entries)
     with pytest.raises(ModelError) as caught:
@@ -235,7 +235,7 @@ def test_what_an_adapter_may_not_say(entries, message, base, adapt, tmp_path):
     assert "antigravity" not in sys.modules
 
 
-def test_damaged_and_missing_files(base, adapt, tmp_path):
+def test_damaged_and_missing_files_are_reported(base, adapt, tmp_path):
     folder = tmp_path / "tuned"
     adapt(folder, base)
     weights = folder / "adapter_model.safetensors"
@@ -257,7 +257,7 @@ def test_damaged_and_missing_files(base, adapt, tmp_path):
         load_tuned(folder, base)
 
 
-def test_without_peft_it_says_what_to_install(base, adapt, tmp_path, monkeypatch):
+def test_without_peft_the_error_names_the_extra(base, adapt, tmp_path, monkeypatch):
     adapt(tmp_path / "tuned", base)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelError, match=r"pip install 'hf-retarget\[peft\]'"):

@@ -1,4 +1,4 @@
-"""Adapters out: PEFT loads what was written, and it is the port, as far as its rank goes."""
+"""Writing adapters: PEFT loads them, and they equal the port up to their rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = {"save_as": "lora", "energy": 1.0}
 
 
 def move(base, classes: int = 3, besides: tuple[str, ...] = ()):
-    """A model of the base with another head, whose weights and statistics are moved, apart from some."""
+    """The base with another head and with changed weights and statistics, except for some."""
     torch.manual_seed(3)
     model = base.build(classes)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def answers(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_vit"])
-def test_with_all_energy_the_adapter_is_the_model(name, make, tmp_path):
+def test_with_full_energy_the_adapter_equals_the_model(name, make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new", name))
     model = move(base, besides=("pos_embed", "cls_token"))
     adapter = compose(base, model)
@@ -62,12 +62,12 @@ def test_with_all_energy_the_adapter_is_the_model(name, make, tmp_path):
     assert bool(grouped) == (name == "test_efficientnet")
     factored = {key.partition(".lora_")[0] for key in adapter.weights if ".lora_" in key}
     assert not factored & {f"base_model.model.{each}" for each in adapter.facts.whole}, "a module is one or the other"
-    # Our own reader takes it, too.
+    # Our own reader accepts it.
     adapter.save(tmp_path)
     torch.testing.assert_close(answers(load_tuned(tmp_path, base).build()), answers(model), rtol=1e-4, atol=1e-5)
 
 
-def test_ranks_are_clamped_and_energy_is_what_is_said(make, tmp_path):
+def test_ranks_are_clamped_and_the_energy_is_reported(make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new", "test_resnet"))
     model = move(base)
     delta = {n: p.detach() - base.weights[n] for n, p in model.named_parameters() if not n.startswith("fc.")}
@@ -93,7 +93,7 @@ def test_ranks_are_clamped_and_energy_is_what_is_said(make, tmp_path):
     assert kept[0] < kept[1]
 
 
-def test_each_layer_keeps_the_share_of_energy_asked_for(make, tmp_path):
+def test_each_layer_keeps_the_requested_share_of_energy(make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new"))
     model = move(base, besides=("pos_embed", "cls_token"))
     adapter = compose(base, model, energy=0.9)
@@ -110,7 +110,7 @@ def test_each_layer_keeps_the_share_of_energy_asked_for(make, tmp_path):
     assert adapter.facts.size < compose(base, model).facts.size
 
 
-def test_what_cannot_be_held_is_named_with_its_share(make, tmp_path):
+def test_tensors_left_out_are_named_with_their_share(make, tmp_path):
     base = load_checkpoint(make(tmp_path / "new"))
     model = move(base)
     facts = compose(base, model).facts
@@ -128,7 +128,7 @@ def test_only_a_head(make, tmp_path):
 
 
 class Odd(torch.nn.Module):
-    """Names that end alike, a layer whose weight is used without calling it, a dilated convolution."""
+    """Names with equal endings, a layer whose weight is used without calling it, and a dilated convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Odd(torch.nn.Module):
         return self.fc(torch.nn.functional.linear(x, self.used.weight))
 
 
-def test_names_that_peft_takes_for_others(tmp_path):
+def test_names_that_peft_confuses(tmp_path):
     torch.manual_seed(0)
     base = load_checkpoint(Odd().eval())
     unchanged = move(base, besides=("inner.conv.weight",))
@@ -185,7 +185,7 @@ def test_a_port_is_saved_as_an_adapter(ported):
     config = json.loads((out / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["r"], config["lora_bias"]) == ("new", 8, True)
     assert (facts.rank, facts.left_out) == (8, {})
-    assert facts.energy > 0.9999, "the fine-tuning has rank 8, and so has what was ported"
+    assert facts.energy > 0.9999, "the fine-tuning has rank 8, and so has the port"
     base = load_checkpoint(place / "new")
     loaded = peft.PeftModel.from_pretrained(base.build(3), out)
     ((images, labels),) = result.inputs.data.test.batches(100)
@@ -204,7 +204,7 @@ def test_a_port_is_saved_as_an_adapter(ported):
     assert 'model = PeftModel.from_pretrained(base, "FOLDER").eval()' in card
 
 
-def test_the_adapter_can_be_ported_again(ported, make, colours, short, tmp_path):
+def test_a_ported_adapter_can_be_ported_again(ported, make, colours, short, tmp_path):
     result, place = ported
     third = make(tmp_path / "third", seed=4)
     again = rt.port(place / "new", place / "out", third, colours, overrides=short, device="cpu")
@@ -214,7 +214,7 @@ def test_the_adapter_can_be_ported_again(ported, make, colours, short, tmp_path)
     torch.testing.assert_close(answers(merged), answers(result.model), rtol=1e-3, atol=1e-4)
 
 
-def test_the_terminal_says_it_and_the_folder_is_pushed(ported, colours, short, connected, tmp_path):
+def test_the_terminal_reports_the_adapter_and_the_folder_is_pushed(ported, colours, short, connected, tmp_path):
     _, place = ported
     flags = ["--src-base", place / "old", "--src-ft", place / "tuned", "--new-base", place / "new", "--data", colours]
     flags += ["--data-image-size", 32, "--method", "naive", "--control", "none", "--steps", 1, "--no-check"]
@@ -230,13 +230,13 @@ def test_the_terminal_says_it_and_the_folder_is_pushed(ported, colours, short, c
     assert 'PeftModel.from_pretrained(base, "ada/birds")' in card
     document = read_document(tmp_path / "out" / "port.json")
     assert 0.9 <= document.adapter.energy < 0.99
-    assert document.adapter.test.loss != document.port.test.loss, "what is lost shows"
+    assert document.adapter.test.loss != document.port.test.loss, "the loss of information is visible"
     refused = CliRunner().invoke(main, ["evaluate", str(tmp_path / "out"), "--data", str(colours)])
     assert refused.exit_code == 1
     assert "is an adapter, not a whole model" in refused.stderr
 
 
-def test_a_model_of_transformers(tmp_path, colours, short):
+def test_a_transformers_model(tmp_path, colours, short):
     transformers.logging.set_verbosity_error()
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     labels = {"id2label": {0: "red", 1: "blue", 2: "green"}, "label2id": {"red": 0, "blue": 1, "green": 2}}
@@ -274,7 +274,7 @@ def test_without_images_an_adapter_cannot_be_scored(make, adapt, tmp_path):
 @pytest.mark.parametrize("described", [False, True])
 def test_without_images_an_adapter_with_its_own_head_is_added(described, base_folder, base, adapt, tmp_path):
     tuned = adapt(tmp_path / "tuned", base, lora_alpha=5, target_modules=["qkv", "patch_embed.proj"]).merge_and_unload()
-    if described:  # as beside an adapter that a port has become
+    if described:  # as beside a port saved as an adapter
         save_model(tmp_path / "tuned", None, base, num_classes=3, labels=("a", "b", "c"))
     new = {name: each + 0.01 * torch.randn_like(each) for name, each in base.weights.items()}
     save_model(tmp_path / "new", new, base)
@@ -286,7 +286,7 @@ def test_without_images_an_adapter_with_its_own_head_is_added(described, base_fo
         torch.testing.assert_close(found.weights[name], expected, rtol=1e-5, atol=1e-6)
 
 
-# ---- what is refused
+# ---- refusals
 
 REFUSED = {
     "a rank above all": ({"port.rank": 10_000}, ModelError, "no layer has a rank of 10000: '"),
@@ -300,7 +300,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "kind", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_options_are_one_line_before_anything_is_written(
+def test_bad_options_give_one_line_before_anything_is_written(
     options, kind, message, base_folder, make, adapt, base, colours, short, tmp_path
 ):
     adapt(tmp_path / "tuned", base)
@@ -323,7 +323,7 @@ def test_a_model_without_plain_layers(colours, short, tmp_path):
         rt.port(*sides, colours, overrides=options)
 
 
-def test_without_peft_it_is_said_before_any_work(base_folder, adapt, base, colours, short, tmp_path, monkeypatch):
+def test_missing_peft_is_reported_before_any_work(base_folder, adapt, base, colours, short, tmp_path, monkeypatch):
     tuned = save_model(tmp_path / "tuned", move(base).state_dict(), base, num_classes=3)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelError, match=r"--save-as lora .* pip install 'hf-retarget\[peft\]'"):

@@ -1,4 +1,4 @@
-"""The benchmarks are no package of ours: they are found beside the tests, after everything that is installed."""
+"""Adds the benchmarks, which are not installed, to the end of the import path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny matrix from end to end: what it leaves behind, that it goes on, and that changes are noticed."""
+"""A tiny matrix from end to end: its records, resuming, and the detection of changes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def out(tmp_path_factory) -> Path:
 
 
 def said(out: Path, task=TINY) -> list[str]:
-    """What there was left to do."""
+    """The messages about remaining work."""
     lines: list[str] = []
     perform_all(list_runs(Bench(task, out, say=lines.append)))
     return lines
 
 
-def test_every_run_has_its_figures(out):
+def test_every_run_leaves_its_figures(out):
     runs = load_summaries(out)
     assert {(run["method"], run["seed"]) for run in runs} == {
         ("naive", 0),
@@ -61,13 +61,13 @@ def test_every_run_has_its_figures(out):
     assert fgmt["test"]["port"] == document.find("fgmt").test.top1
 
 
-def test_neighbours_share_bases_and_their_fine_tunings(out):
+def test_related_tasks_share_bases_and_fine_tunings(out):
     first, second = (next(run for run in load_summaries(out) if run["seed"] == seed) for seed in (0, 1))
     assert first["pair"]["new"] == second["pair"]["old"]
     assert first["test"]["direct"] == second["test"]["source"]
 
 
-def test_the_two_sides_see_the_same_minibatches_and_choose_on_validation(out):
+def test_both_sides_use_the_same_minibatches_and_choose_on_validation(out):
     bench = Bench(TINY, out, say=lambda line: None)
     run = Run(bench, "fgmt", 0)
     for tune in (run._after, lambda steps, lr: bench.tune("seed-1", 1, lr, replace(TINY.tuning, steps=steps))):
@@ -79,11 +79,11 @@ def test_the_two_sides_see_the_same_minibatches_and_choose_on_validation(out):
         assert rows[1]["test"] == tried[best]["curve"][-1]["test"]
 
 
-def test_what_is_finished_is_not_done_again(out):
+def test_finished_runs_are_not_repeated(out):
     assert said(out) == []
 
 
-def test_a_lost_run_is_done_again_and_comes_out_the_same(out):
+def test_a_lost_run_is_repeated_with_the_same_result(out):
     path = out / "tiny/runs/fgmt/seed-1"
     before = (path / "ported/model.safetensors").read_bytes()
     (path / "done.json").unlink()
@@ -91,13 +91,13 @@ def test_a_lost_run_is_done_again_and_comes_out_the_same(out):
     assert (path / "ported/model.safetensors").read_bytes() == before
 
 
-def test_a_changed_task_is_done_again_from_what_has_not_changed(out):
+def test_a_changed_task_reuses_what_did_not_change(out):
     changed = replace(TINY, steps=2, methods={"fgmt": 1}, after={}, record=False)
     assert said(out, changed)[0] == "tiny: fgmt, seed 0"
     assert said(out) != []  # and back
 
 
-def test_a_failing_run_is_told_and_the_others_go_on(out):
+def test_a_failing_run_is_reported_and_the_others_continue(out):
     lines: list[str] = []
     wrong = replace(TINY, name="wrong", family="tiny", head="own", methods={"naive": 1}, after={})
     failed = perform_all(list_runs(Bench(wrong, out, say=lines.append)))
@@ -106,8 +106,8 @@ def test_a_failing_run_is_told_and_the_others_go_on(out):
     assert lines[-1] == failed[0]
 
 
-def test_a_run_that_an_older_version_kept_has_its_figures(out):
-    """Its port.json is of version 1; what is finished is not done again."""
+def test_runs_of_an_older_version_are_read(out):
+    """A finished run with port.json of version 1 is not repeated."""
     run = Run(Bench(TINY, out, say=lambda line: None), "fgmt", 0)
     before = perform(run)
     path = run.kept.folder / "ported" / "port.json"
@@ -126,11 +126,11 @@ def test_a_run_that_an_older_version_kept_has_its_figures(out):
     assert found["after"] == before["after"]
 
 
-def test_a_borrowed_permutation_takes_no_gradients(out):
+def test_a_reused_permutation_takes_no_gradients(out):
     task = replace(TINY, name="again", family="tiny", lender="tiny", methods={"fgmt+borrowed": 1}, after={})
     lines: list[str] = []
     run = perform(Run(Bench(task, out, say=lines.append), "fgmt+borrowed", 0))
-    assert lines == ["again: fgmt+borrowed, seed 0"], "the lender's port is there already"
+    assert lines == ["again: fgmt+borrowed, seed 0"], "the lender's port exists already"
     assert run["gradients"] == 0
     assert run["test"]["control"] is None
     borrowed, lent = (
@@ -140,7 +140,7 @@ def test_a_borrowed_permutation_takes_no_gradients(out):
     assert (borrowed / "permutation.safetensors").read_bytes() == (lent / "permutation.safetensors").read_bytes()
 
 
-def test_cosine_and_ensembles_come_from_the_same_runs(out):
+def test_cosine_and_ensembles_use_the_same_runs(out):
     bench = Bench(TINY, out, say=lambda line: None)
     found = measure_cosine(bench, 0)
     assert found["matched"] > found["identity"]
@@ -158,7 +158,7 @@ def test_the_corners_of_a_plane_are_three_networks(out):
     assert set(load_basins(out)["tiny"][0]["barriers"]) == {"ported", "source"}
 
 
-def test_pages_are_filled_between_their_markers_and_twice_is_the_same(out, tmp_path):
+def test_pages_are_filled_between_their_markers_idempotently(out, tmp_path):
     page = tmp_path / "results.md"
     page.write_text("# Mine\n<!-- ports -->\nold\n<!-- end of ports -->\nstays\n")
     parts = compose_parts(out, tmp_path / "images", page, tasks=("tiny",))
@@ -182,7 +182,7 @@ def test_shortened_tasks_keep_their_methods():
         assert brief.seeds == 1
 
 
-def test_a_run_on_its_own_says_where_it_comes_from(out):
+def test_a_single_run_records_its_origin(out):
     summary = perform(Run(Bench(TINY, out, say=lambda line: None), "naive", 0))
     assert (summary["task"], summary["method"], summary["seed"]) == ("tiny", "naive", 0)
 
@@ -208,7 +208,7 @@ def command() -> object:
         ([], "name a task"),
     ],
 )
-def test_the_command_says_what_is_wrong(arguments, message):
+def test_bad_options_are_explained(arguments, message):
     answer = CliRunner().invoke(command(), arguments)
     assert answer.exit_code
     assert message in answer.output

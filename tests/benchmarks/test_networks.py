@@ -1,4 +1,4 @@
-"""The networks of the benchmarks: as the paper's tables have them, and as two strangers' weights want them."""
+"""The networks of the benchmarks: sizes from the paper's tables, and the layout of published weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def weights(file: str) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def test_the_mlp_and_conv8_have_the_sizes_of_the_papers_tables():
+def test_mlp_and_conv8_have_the_sizes_in_the_paper():
     mlp, conv8 = (
         [tuple(each.shape) for name, each in net.named_parameters() if name.endswith("weight")]
         for net in (MLP(), Conv8())
@@ -36,7 +36,7 @@ def test_the_mlp_and_conv8_have_the_sizes_of_the_papers_tables():
     ]
 
 
-def test_something_of_the_image_is_left_at_the_end_of_conv8():
+def test_conv8_ends_with_more_than_one_pixel():
     torch.manual_seed(0)
     answers = Conv8(0.25)(torch.randn(8, 3, 32, 32))
     assert answers.std(0).mean() > 0.01
@@ -45,7 +45,7 @@ def test_something_of_the_image_is_left_at_the_end_of_conv8():
 @pytest.mark.parametrize(
     "make", [lambda: MLP(16), lambda: Conv8(0.125), ResNet20, small_vit], ids=["mlp", "conv8", "resnet20", "vit"]
 )
-def test_every_neuron_that_may_move_is_found(make):
+def test_all_permutable_neurons_are_found(make):
     net = seeded(make, 0)
     channels, height, width = net.pretrained_cfg["input_size"]
     graph = rt.trace(net, torch.zeros(2, channels, height, width))
@@ -53,7 +53,7 @@ def test_every_neuron_that_may_move_is_found(make):
     assert graph.share(1) > 0.98
 
 
-def test_a_seed_decides_about_the_weights_and_nothing_else():
+def test_the_seed_determines_only_the_weights():
     torch.manual_seed(5)
     after = torch.rand(1)
     torch.manual_seed(5)
@@ -64,7 +64,7 @@ def test_a_seed_decides_about_the_weights_and_nothing_else():
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_strangers_weights_fit_resnet20_and_tell_cifar_apart(name):
+def test_published_weights_fit_resnet20_and_classify_cifar(name):
     net = ResNet20()
     result = net.load_state_dict(weights(RESNETS[name]), strict=False)
     assert all(key.endswith("num_batches_tracked") for key in result.missing_keys)
@@ -78,5 +78,5 @@ def test_strangers_weights_fit_resnet20_and_tell_cifar_apart(name):
 
 
 @pytest.mark.parametrize("name", MOBILENETS)
-def test_strangers_weights_fit_mobilenet(name):
+def test_published_weights_fit_mobilenet(name):
     mobilenet().load_state_dict(weights(MOBILENETS[name]))

@@ -1,4 +1,4 @@
-"""The commands for the paper's full size: each runs here, on small pictures under the datasets' real names."""
+"""The commands at the paper's full size, run on small images under the real names of the datasets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def table(classes: int, image: str, label: str) -> bytes:
 
 @pytest.fixture
 def stocked(hub: Hub, tmp_path: Path) -> Hub:
-    """The datasets and models that the script names, with nothing in them but noise."""
+    """The datasets and models that the script names, filled with noise."""
     for name, classes, image, label, test in SETS.values():
         content = table(classes, image, label)
         files = {f"data/{split}-00000-of-00001.parquet": content for split in ("train", test)}

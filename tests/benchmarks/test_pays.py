@@ -1,4 +1,4 @@
-"""Where a port pays: the page is made of the records that are committed, and a whole run leaves one."""
+"""The page on where a port pays is generated from the committed records, and a run leaves a record."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hf_retarget.contenders import find_contender
 PAGE = Path(__file__).parents[2] / "docs" / "pays.md"
 
 
-def test_the_page_is_that_of_the_records():
+def test_the_page_agrees_with_the_records():
     assert PAGE.read_text("utf-8") == pays.write_tables(), "run: python benchmarks/pays.py --write docs/pays.md"
 
 
-def test_records_are_of_pairs_and_contenders_that_there_are():
+def test_records_name_known_pairs_and_contenders():
     records = [json.loads(path.read_text("utf-8")) for path in pays.RESULTS.glob("*.json")]
     assert records
     for each in records:
@@ -30,7 +30,7 @@ def test_records_are_of_pairs_and_contenders_that_there_are():
             assert find_contender(name).name == name
 
 
-def test_a_run_leaves_its_figures(tmp_path, monkeypatch):
+def test_a_run_leaves_a_record(tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "OUT", tmp_path)
     monkeypatch.setattr(pairs, "SNAPSHOTS", (2, 4))
     monkeypatch.setitem(pairs.PAIRS, "tiny", Pair("tiny", "seed-0", Onward(4, 0.01)))

@@ -1,4 +1,4 @@
-"""Tables and claims from runs that are made up, so that it is known what they should say."""
+"""Tables and claims from made-up runs with known results."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ def runs() -> list[dict]:
     return made
 
 
-def test_means_come_with_their_deviation(runs):
+def test_means_have_a_deviation(runs):
     assert tabulate_ports(runs).splitlines()[-1] == (
         "| `tiny` | 31.0 ± 1.4 | 53.0 ± 1.4 | 51.0 ± 1.4 | 61.0 ± 1.4 | 51.0 ± 1.4 |"
     )
     assert spread([None, 0.25]) == "25.0"
 
 
-def test_steps_are_read_off_between_the_points():
+def test_steps_are_interpolated_between_points():
     rising = curve(0.2, 0.4, 0.8)
     assert steps_to(rising, 0.2) == 0
     assert steps_to(rising, 0.5) == pytest.approx(12.5)
     assert steps_to(rising, 0.9) is None
 
 
-def test_savings_are_a_ratio_and_never_is_said(runs):
+def test_savings_are_ratios_or_never(runs):
     plain, after = savings(runs[3], 0.95)  # 0.76: plain between 20 and 30, after the port between 0 and 10
     assert plain == pytest.approx(28)
     assert after == pytest.approx(10 * 0.26 / 0.28)
@@ -92,7 +92,7 @@ def test_savings_are_a_ratio_and_never_is_said(runs):
     assert table[2].endswith("| 12 | 0.76 |")  # (9.3 + 12) : 28
 
 
-def test_claims_are_judged_each_for_itself(runs):
+def test_each_claim_is_judged_separately(runs):
     verdicts = dict(zip(CLAIMS, judge_claims(runs, "tiny"), strict=True))
     assert verdicts == {
         "FGMT beats naive": "yes (+22.0)",
@@ -105,7 +105,7 @@ def test_claims_are_judged_each_for_itself(runs):
     }
 
 
-def test_a_margin_within_its_error_is_none():
+def test_a_margin_within_its_error_does_not_count():
     made = [
         make_run(method, seed, port)
         for method, ports in {"naive": (0.3, 0.3), "fgmt": (0.3, 0.5)}.items()
@@ -115,12 +115,12 @@ def test_a_margin_within_its_error_is_none():
     assert judge_claims(made, "tiny")[1] == "–"
 
 
-def test_twists_are_compared_on_the_same_seeds(runs):
+def test_variants_are_compared_on_the_same_seeds(runs):
     alone = [run for run in runs if run["method"] != "fgmt+cosine" or run["seed"] == 1]
     assert tabulate_twists(alone).splitlines()[-1] == "| `tiny` | `fgmt+cosine` | 54.0 | 52.0 | -2.0 |"
 
 
-def test_prices_go_from_cheap_to_dear_and_leave_out_other_ways_at_the_same_price(runs):
+def test_prices_are_sorted_and_one_way_is_kept_per_price(runs):
     cheap = make_run("fgmt+one-batch", 0, 0.45) | {"gradients": 3}
     unpriced = make_run("naive", 0, 0.3)
     unpriced["test"]["control"] = None
@@ -136,24 +136,24 @@ def test_curves_and_gaps_have_a_row_for_each_method(runs):
     assert "| `tiny` | after `fgmt` | 80.0 ± 0.0 | 10.0 ± 0.0 |" in tabulate_gap(runs)
 
 
-def test_widths_are_in_order():
+def test_widths_are_sorted():
     found = {f"mlp-{width}": [{"identity": 0.1, "matched": 0.5}] for width in (1024, 64, 256)}
     names = [row.split("`")[1] for row in tabulate_cosines(found).splitlines()[2:]]
     assert names == ["mlp-64", "mlp-256", "mlp-1024"]
 
 
-def test_nothing_measured_is_said():
+def test_missing_measurements_are_stated():
     assert make_table(["task"], []) == "*Not measured yet.*"
 
 
-def test_every_figure_leads_to_tasks_and_methods_that_there_are():
+def test_every_figure_names_known_tasks_and_methods():
     for figure in FIGURES.values():
         known = {method for task in figure.tasks for method in TASKS[task].methods}
         assert set(figure.tasks) <= set(TASKS)
         assert known.issuperset(figure.methods), figure.name
 
 
-def test_the_map_of_the_paper_says_what_was_measured(runs):
+def test_the_map_of_the_paper_lists_measurements(runs):
     named = [{**run, "task": "mnist-mlp"} for run in runs]
     lines = {line.split(" | ")[0]: line for line in tabulate_figures(named, {}, {}).splitlines()}
     assert "--figure 5a" in lines["| 5a"]
@@ -164,7 +164,7 @@ def test_the_map_of_the_paper_says_what_was_measured(runs):
     assert "64: 0.10 → 0.50" in tabulate_figures([], cosines, {})
 
 
-def test_every_twist_of_a_task_is_known_and_fine_tunings_have_points_to_their_end():
+def test_variants_are_known_and_fine_tunings_are_recorded_to_their_end():
     for task in TASKS.values():
         assert {twist for method in task.methods for twist in method.split("+")[1:]} <= set(TWISTS)
         assert task.points[0] == 0
@@ -174,7 +174,7 @@ def test_every_twist_of_a_task_is_known_and_fine_tunings_have_points_to_their_en
         assert not any(method.endswith("+actual") for method in task.methods) or task.record
 
 
-def test_the_page_of_results_has_both_ends_of_every_marker():
+def test_all_markers_of_the_results_page_are_closed():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     begins = re.findall(r"<!-- (?!end of )(\S+) -->", text)
     assert begins

@@ -1,4 +1,4 @@
-"""Made-up port.json documents: the smallest that a comparison takes."""
+"""Made-up port.json documents, as small as a comparison accepts."""
 
 from __future__ import annotations
 

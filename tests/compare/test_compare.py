@@ -1,4 +1,4 @@
-"""Ports beside each other: what makes a group, means and deviations, what should not be compared, what is damaged."""
+"""Comparisons of ports: groups, means and deviations, incomparable and damaged ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_retarget.recipe import Recipe
 from hf_retarget.report.comparison import draw_comparison_page, make_table
 
 
-def test_seeds_make_a_group_and_methods_tell_groups_apart(port):
+def test_seeds_form_a_group_and_methods_separate_groups(port):
     folders = [port(f"fgmt-{seed}", 0.5 + 0.1 * seed, port__seed=seed, finetune__seed=seed) for seed in range(3)]
     folders += [port(f"sign-{seed}", 0.7, port__seed=seed, port__method="fgmt-sign") for seed in range(2)]
     found = rt.compare(folders)
@@ -33,7 +33,7 @@ def test_seeds_make_a_group_and_methods_tell_groups_apart(port):
     assert found.problems == ()
 
 
-def test_everything_that_differs_is_found(port):
+def test_all_differing_fields_are_found(port):
     cases = {
         "plain": {},
         "longer": {"port__steps": 20},
@@ -49,7 +49,7 @@ def test_everything_that_differs_is_found(port):
     assert len(names) == 5
 
 
-def test_how_a_port_is_compared_and_shown_makes_no_group(port):
+def test_options_of_comparing_and_display_form_no_group(port):
     bare = {"port__control": "none", "port__samples": 0, "only": ("fgmt",)}
     found = rt.compare([port("one"), port("two", 0.8, port__seed=1, **bare)])
     (group,) = found.groups
@@ -60,16 +60,16 @@ def test_how_a_port_is_compared_and_shown_makes_no_group(port):
     assert "repeats" in again
 
 
-def test_whatever_entered_is_compared_too(port, contender):
+def test_all_contenders_are_compared(port, contender):
     beside = [contender("naive-sign", 0.4), contender("oracle", 0.7), contender("base", 0.1)]
     found = rt.compare([port("one", besides=beside)])
     assert set(found.scores) == {"fgmt", "finetuned", "naive", "naive-sign", "oracle", "plain", "tuned", "base"}
     page = draw_comparison_page(found.to_json())
     assert all(words in page for words in ("mask alone: 40.0%", "oracle: 70.0%"))
-    assert "new base: 10.0%" not in page, "at chance, it would only be in the way"
+    assert "new base: 10.0%" not in page, "at chance, it would only distract"
 
 
-def test_whole_numbers_are_the_same_with_and_without_a_point(port):
+def test_integers_equal_floats(port):
     whole = port("whole", finetune__epochs=2.0)
     content = json.loads((whole / "port.json").read_text())
     content["recipe"]["finetune"]["epochs"] = 2
@@ -78,13 +78,13 @@ def test_whole_numbers_are_the_same_with_and_without_a_point(port):
     assert [len(group.runs) for group in found.groups] == [2]
 
 
-def test_one_run_has_no_deviation(port):
+def test_a_single_run_has_no_deviation(port):
     (group,) = rt.compare([port("only")]).groups
     assert group.name == "fgmt"
     assert group.top1["fgmt"] == Spread(0.6, None, 1)
 
 
-def test_other_test_images_and_another_new_base_are_warned_of(port, document):
+def test_different_test_images_or_new_bases_cause_a_warning(port, document):
     data, models = document()["data"], document()["models"]
     port("one")
     port("two", data={**data, "fingerprint": "ee" * 32})
@@ -105,7 +105,7 @@ def test_other_test_images_and_another_new_base_are_warned_of(port, document):
     assert len(averaged.warnings) == 1
 
 
-def test_the_same_port_twice_is_told(port):
+def test_duplicate_ports_cause_a_warning(port):
     one, two = port("one"), port("two")
     found = rt.compare([one, two, one])
     assert len(found.runs) == 2, "one folder counts once"
@@ -118,7 +118,7 @@ def test_the_same_port_twice_is_told(port):
     assert {"70.0 ± 14.1%", "50.0%"} <= set(table[1][0]), "what did not vary has no deviation"
 
 
-def test_damaged_ports_are_one_line_each(port, tmp_path, document):
+def test_damaged_ports_give_one_line_each(port, tmp_path, document):
     good = port("good")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "port.json").write_text(json.dumps(document())[:500])
@@ -151,7 +151,7 @@ def test_an_unknown_field_is_refused(port):
         rt.compare([port("one")], over=["sed"])
 
 
-def test_curves_of_different_length_are_averaged_where_all_have_points(port, course):
+def test_curves_are_averaged_at_shared_points(port, course):
     stopped = port("stopped", port__seed=1, steps=course(0.1, 0.2))
     (group,) = rt.compare([port("whole"), stopped]).groups
     assert group.curve == [(1.0, 0.125), (2.0, 0.25)]
@@ -160,7 +160,7 @@ def test_curves_of_different_length_are_averaged_where_all_have_points(port, cou
     assert set(group.curves) == {"plain", "finetuned"}
 
 
-def test_the_document_is_json_and_says_everything(port):
+def test_the_document_is_complete_json(port):
     text = json.dumps(rt.compare([port("a"), port("b", port__seed=1)]).to_json(), allow_nan=False)
     document = json.loads(text)
     assert document["format"] == "hf-retarget/compare/2"

@@ -1,4 +1,4 @@
-"""`hf-retarget compare`: a table, a page, files, exit codes."""
+"""`hf-retarget compare`: the table, the page, files and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ports(port):
     return folder
 
 
-def test_in_a_process_of_its_own_it_prints_one_table_and_does_not_wait_for_torch(ports):
+def test_the_command_prints_one_table_without_importing_torch(ports):
     code = "import sys; from hf_retarget.cli import main; main(standalone_mode=False); print('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "compare", str(ports)]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=120, check=True)
@@ -58,7 +58,7 @@ def test_files_and_json(ports, tmp_path):
     assert page.stat().st_size < 500_000
 
 
-def test_what_is_damaged_is_left_out_and_what_is_not_comparable_is_told(ports, port, document):
+def test_damaged_ports_are_skipped_and_incomparable_ones_reported(ports, port, document):
     (ports / "broken").mkdir()
     (ports / "broken" / "port.json").write_text("{")
     models = document()["models"]
@@ -108,7 +108,7 @@ def test_the_page_in_a_browser(ports, port, document, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--html", "--csv"])
-def test_nothing_but_an_earlier_page_or_table_is_overwritten(ports, tmp_path, option):
+def test_only_earlier_pages_and_tables_are_overwritten(ports, tmp_path, option):
     document = ports / "fgmt-0" / "port.json"
     before = document.read_bytes()
     os.mkfifo(tmp_path / "pipe.html")
@@ -118,7 +118,7 @@ def test_nothing_but_an_earlier_page_or_table_is_overwritten(ports, tmp_path, op
     assert document.read_bytes() == before
 
 
-def test_names_are_no_formulas_in_a_table(ports, tmp_path):
+def test_names_in_csv_are_not_formulas(ports, tmp_path):
     path = ports / "fgmt-0" / "port.json"
     content = json.loads(path.read_text())
     content["recipe"]["name"] = "=cmd|' /C calc'!A0"
@@ -128,7 +128,7 @@ def test_names_are_no_formulas_in_a_table(ports, tmp_path):
     assert [cell for cell in cells if cell[:1] in "=+@" and cell] == []
 
 
-def test_figures_beyond_reason_are_damage(ports):
+def test_implausible_figures_count_as_damage(ports):
     path = ports / "fgmt-0" / "port.json"
     content = json.loads(path.read_text())
     content["seconds"] = {"matching": 1.7e308}

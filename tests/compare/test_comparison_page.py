@@ -1,4 +1,4 @@
-"""The page of a comparison in a real browser: who wins, all columns at 1280 px, letters that can be read on a phone."""
+"""The comparison page in a real browser: the winner, all columns at 1280 px, legible text on a phone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_page_fits_wide_and_narrow_screens(compared, tmp_path):
         assert page.complaints == []
 
 
-def test_a_contender_has_one_colour_everywhere(compared):
+def test_a_contender_has_the_same_colour_everywhere(compared):
     page = draw_comparison_page(compared)
     assert 'var(--plain)"></i>plain' in page
     for draw, name in ((draw_curves, "fgmt"), (draw_curves, "gmt"), (draw_prices, "plain")):

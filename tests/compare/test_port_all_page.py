@@ -1,4 +1,4 @@
-"""`port-all --collect`: what many parts have left becomes one table and one page that says what to do with each."""
+"""`port-all --collect`: the results of all parts in one table and one page that recommends an action for each."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def entry(contender, name, top1, role="beside", lead=None, **more):
         ("fgmt", 0.60, {"tuned": 0.80, "naive": 0.79}, "port"),  # without matching, which is a port, too
     ],
 )
-def test_what_to_do(document, contender, winner, top1, others, action):
+def test_recommended_actions(document, contender, winner, top1, others, action):
     rows = [entry(contender, winner, top1, "port")]
     rows += [entry(contender, name, value, lead=top1 - value) for name, value in others.items()]
     assert choose_action(parse_document(document(contenders=rows, winner=winner))) == action
 
 
-def test_a_second_set_of_images_can_be_a_reason_not_to_keep(document, contender):
+def test_a_second_set_of_images_can_outweigh_keeping(document, contender):
     def also(top1):
         return {"top1": top1, "top5": None, "loss": None, "images": 100}
 
@@ -100,7 +100,7 @@ def test_parts_are_joined(port, tmp_path):
     assert (again.exit_code, document["problems"], len(document["models"])) == (1, [], 6)
 
 
-def test_a_later_division_counts(port):
+def test_the_latest_division_counts(port):
     out = port("birds").parent
     summarise(out, 0, 4, ("birds", "failed", {"error": "then"}))
     os.utime(out / "port-all-0-of-4.json", (1, 1))
@@ -118,7 +118,7 @@ def test_a_later_division_counts(port):
         ("[]", "is damaged"),
     ],
 )
-def test_a_damaged_summary_is_one_line(port, content, message):
+def test_a_damaged_summary_gives_one_line(port, content, message):
     out = port("birds").parent
     (out / "port-all-0-of-2.json").write_text(content)
     result = run("--out", out)
@@ -128,7 +128,7 @@ def test_a_damaged_summary_is_one_line(port, content, message):
     assert not (out / "port-all.html").exists()
 
 
-def test_a_damaged_port_is_a_failure_of_its_own(port):
+def test_a_damaged_port_counts_as_failed(port):
     out = port("birds").parent
     (out / "pets").mkdir()
     (out / "pets" / "port.json").write_text("{")
@@ -138,7 +138,7 @@ def test_a_damaged_port_is_a_failure_of_its_own(port):
     assert result.stdout.splitlines()[-1].startswith("1 of 2 ported")
 
 
-def test_nothing_to_collect_and_wrong_usage(tmp_path):
+def test_an_empty_folder_and_wrong_usage_are_refused(tmp_path):
     for out in (tmp_path, tmp_path / "none"):
         result = run("--out", out)
         assert (result.exit_code, "there are no ports in" in result.stderr) == (1, True)

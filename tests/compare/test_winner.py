@@ -1,4 +1,4 @@
-"""The page that compares ports says who wins, and by how much."""
+"""The comparison page names the winner and its lead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_best_group_is_named_with_its_lead():
     )
 
 
-def test_what_is_within_the_deviation_is_no_win():
+def test_a_lead_within_the_deviation_is_no_win():
     words, _, clear = name_winner({"groups": [group("a", 0.69, 0.01), group("b", 0.7, 0.02)]})
     assert (words, clear) == ("No clear winner", False)
     assert name_winner({"groups": [group("alone", 0.7, None)]})[0] == "Best: alone"
@@ -32,7 +32,7 @@ def test_a_long_name_is_replaced_by_its_number():
     assert name_winner({"groups": names})[0] == "Best: group 2"
 
 
-def test_nobody_wins_over_different_test_images():
+def test_there_is_no_winner_with_different_test_images():
     groups = [group("a", 0.5, 0.01), group("b", 0.7, 0.02)]
     words, reasons, clear = name_winner({"groups": groups, "warnings": ["different test images: x: a; y: b"]})
     assert (words, reasons, clear) == ("No winner", "different test images: x: a; y: b.", False)

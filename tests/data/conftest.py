@@ -1,4 +1,4 @@
-"""Small pictures that tell their numbers, in every form that data can come in."""
+"""Small images that encode their numbers, in every supported form of data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("ant", "bee", "cat")
 
 
 def picture(number: int) -> Image.Image:
-    """Noise, so that crops and flips show, and a first pixel that tells the number."""
+    """Noise, so that crops and flips are visible, with a first pixel that encodes the number."""
     pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     pixels[0, 0] = number % 256, number // 256, 7
     return Image.fromarray(pixels)
@@ -31,25 +31,25 @@ def png(number: int) -> bytes:
 
 @pytest.fixture
 def preprocess() -> Preprocess:
-    """Leaves the pixels as they are, from 0 to 1: what comes out tells which picture went in."""
+    """Keeps the pixels, from 0 to 1, so that the output identifies the image."""
     return Preprocess(input_size=(3, 8, 8), mean=(0.0,) * 3, std=(1.0,) * 3, crop_pct=1.0)
 
 
 @pytest.fixture
 def pairs() -> list[tuple[Image.Image, int]]:
-    """Picture k is of class k % 3."""
+    """Image k is of class k % 3."""
     return [(picture(number), number % 3) for number in range(60)]
 
 
 @pytest.fixture
 def numbers() -> Callable:
-    """The numbers of the pictures in a batch of inputs."""
+    """The numbers of the images in a batch of inputs."""
     return lambda inputs: [round(float(255 * (each[0, 0, 0] + 256 * each[1, 0, 0]))) for each in inputs]
 
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Callable[..., Path]:
-    """Writes `count` pictures into a class folder."""
+    """Writes `count` images into a class folder."""
 
     def write(place: str, count: int = 10, start: int = 0) -> Path:
         folder = tmp_path / "images"
@@ -63,7 +63,7 @@ def image_folder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def table() -> Callable:
-    """A `datasets.Dataset` of pictures; picture k is of class k % 3."""
+    """A `datasets.Dataset` of images; image k is of class k % 3."""
 
     def make(count: int = 60, names: tuple[str, ...] | None = NAMES, image: str = "image", label: str = "label"):
         kind = datasets.ClassLabel(names=list(names)) if names else datasets.Value("int64")

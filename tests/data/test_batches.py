@@ -1,4 +1,4 @@
-"""Batches depend on a seed and a number, and on nothing else."""
+"""Batches depend only on a seed and a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_retarget.errors import DataError
 
 
 class Holes:
-    """Pairs, some of which cannot be read."""
+    """Pairs of which some cannot be read."""
 
     def __init__(self, pairs, broken):
         self.pairs, self.broken = pairs, set(broken)
@@ -46,32 +46,32 @@ def same(ones, others):
     return all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(ones, others, strict=True))
 
 
-def test_in_order_without_a_seed(make, numbers):
+def test_batches_are_in_order_without_a_seed(make, numbers):
     batches = list(make().batches(25))
     assert drawn(numbers, batches) == [list(range(25)), list(range(25, 50)), list(range(50, 60))]
     assert batches[0][1].tolist() == [number % 3 for number in range(25)]
 
 
-def test_each_epoch_is_another_permutation(make, numbers):
+def test_each_epoch_is_shuffled_differently(make, numbers):
     found = list(itertools.chain(*drawn(numbers, make().batches(20, seed=1, count=6))))
     first, second = found[:60], found[60:]
     assert sorted(first) == sorted(second) == list(range(60))
     assert first != second != list(range(60))
 
 
-def test_batches_stay_full_over_the_end_of_an_epoch(make, numbers):
+def test_batches_stay_full_across_epochs(make, numbers):
     batches = drawn(numbers, make().batches(25, seed=1, count=5))
     assert [len(batch) for batch in batches] == [25] * 5
     assert sorted(list(itertools.chain(*batches))[:60]) == list(range(60))
 
 
-def test_a_seed_gives_the_same_batches_and_another_one_others(make):
+def test_the_seed_determines_the_batches(make):
     ones = list(make().batches(16, seed=3, count=4))
     assert same(ones, make().batches(16, seed=3, count=4))
     assert not same(ones, make().batches(16, seed=4, count=4))
 
 
-def test_labels_belong_to_their_images(make, numbers):
+def test_labels_match_their_images(make, numbers):
     for inputs, labels in make().batches(16, seed=3, count=4):
         assert [number % 3 for number in numbers(inputs)] == labels.tolist()
 
@@ -90,7 +90,7 @@ def test_skip_and_count_in_order(make, numbers):
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_workers_change_nothing(make, seed):
+def test_workers_do_not_change_batches(make, seed):
     alone, helped = make(broken=[5, 9]), make(broken=[5, 9])
     count = None if seed is None else 5
     ones = list(alone.batches(16, seed=seed, count=count, augment=True))
@@ -100,7 +100,7 @@ def test_workers_change_nothing(make, seed):
     assert set(alone.broken) == {5, 9}
 
 
-def test_endless_without_a_count(make):
+def test_batches_are_endless_without_a_count(make):
     for workers in (0, 1):
         batches = make().batches(50, seed=0, workers=workers)
         assert len(list(itertools.islice(batches, 7))) == 7
@@ -112,7 +112,7 @@ def test_augmentation_is_seeded_for_each_sample(make):
     assert not same(ones, make().batches(60, seed=0, count=2))
 
 
-def test_global_generators_are_left_alone(make):
+def test_global_generators_are_not_touched(make):
     random.seed(1), torch.manual_seed(1)
     expected = random.random(), torch.rand(1)
     random.seed(1), torch.manual_seed(1)
@@ -121,7 +121,7 @@ def test_global_generators_are_left_alone(make):
     assert (random.random(), torch.rand(1)) == expected
 
 
-def test_broken_images_are_left_out_in_order(make, numbers):
+def test_broken_images_are_left_out_in_a_single_pass(make, numbers):
     split = make(broken=[3, 30])
     found = list(itertools.chain(*drawn(numbers, split.batches(20))))
     assert found == [number for number in range(60) if number not in (3, 30)]
@@ -139,7 +139,7 @@ def test_broken_images_are_replaced_when_drawing(make, numbers):
     assert not {b for _, b in changed} & {3, 30}
 
 
-def test_what_was_found_broken_before_changes_no_batch(make):
+def test_known_broken_images_do_not_change_batches(make):
     fresh, knowing = make(broken=[3, 30]), make(broken=[3, 30])
     list(knowing.batches(60))
     assert same(list(fresh.batches(20, seed=1, count=6)), knowing.batches(20, seed=1, count=6))
@@ -156,12 +156,12 @@ def test_too_many_broken_images_are_an_error_that_names_them(make):
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-def test_nothing_but_broken_images(make, seed):
+def test_only_broken_images_are_an_error(make, seed):
     with pytest.raises(DataError, match="3 images of 3"):
         list(make(broken=range(3), count=3).batches(2, seed=seed, count=4))
 
 
-def test_five_per_cent_of_many_are_forgiven(preprocess, pairs):
+def test_up_to_five_per_cent_broken_images_are_tolerated(preprocess, pairs):
     many = pairs * 3
     targets = torch.tensor([label for _, label in many])
     rows = ItemRows(Holes(many, range(9)), targets.tolist(), None)
@@ -169,14 +169,14 @@ def test_five_per_cent_of_many_are_forgiven(preprocess, pairs):
     assert sum(len(labels) for _, labels in split.batches(64)) == 171
 
 
-def test_a_picture_to_look_at(make, pairs):
+def test_an_image_can_be_decoded_for_display(make, pairs):
     split = make(broken=[2])
     assert split.image(7) is pairs[7][0]
     with pytest.raises(DataError, match="item 2: image file is truncated"):
         split.image(2)
 
 
-def test_an_empty_split(make):
+def test_an_empty_split_is_refused(make):
     empty = make(count=0)
     assert list(empty.batches(4)) == []
     with pytest.raises(DataError, match="no images in 'pictures'"):
@@ -184,7 +184,7 @@ def test_an_empty_split(make):
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"batch_size": 4, "skip": -1}, {"batch_size": 4, "count": -1}])
-def test_numbers_that_cannot_be(make, wrong):
+def test_invalid_numbers_are_refused(make, wrong):
     with pytest.raises(DataError, match="give positive numbers"):
         make().batches(**wrong)
 
@@ -192,7 +192,7 @@ def test_numbers_that_cannot_be(make, wrong):
 # --- parts of a split
 
 
-def test_a_division_keeps_shares_and_order(preprocess):
+def test_division_keeps_class_shares_and_order(preprocess):
     targets = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)
     split = Split("pictures", ItemRows([None] * 100, targets.tolist(), None), torch.arange(100), targets, preprocess)
     some, others = split.divide(20, "test", 0)
@@ -216,7 +216,7 @@ def test_a_few_images_are_taken_in_order(make):
     assert split.take(None, seed=0) is split.take(60, seed=0) is split
 
 
-def test_new_numbers_leave_out_what_has_none(make):
+def test_renumbering_drops_rows_without_a_number(make):
     split = make().renumber(torch.tensor([1, -1, 0]))
     assert split.indices.tolist() == [number for number in range(60) if number % 3 != 1]
     assert split.targets.tolist() == [{0: 1, 2: 0}[number % 3] for number in split.indices.tolist()]
@@ -248,7 +248,7 @@ def count_draws():
     return draw, asked
 
 
-def test_what_is_small_is_drawn_once_for_each_use():
+def test_small_batches_are_drawn_once_per_use():
     draw, asked = count_draws()
     cache = BatchCache((3, 8, 8))
     assert [len(list(cache.get("step 1", 8, draw))) for _ in range(3)] == [2, 2, 2]
@@ -261,7 +261,7 @@ def test_what_is_small_is_drawn_once_for_each_use():
     assert asked == [0, 1, 2]
 
 
-def test_what_is_large_is_never_held_as_a_whole():
+def test_large_batches_are_never_held_as_a_whole():
     draw, asked = count_draws()
     cache = BatchCache((3, 8, 8), limit=BatchCache((3, 8, 8)).size(8) - 1)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Data from a Hub, fetched by the real clients from the one on loopback."""
+"""Data from the Hub, fetched by the real clients from the loopback server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from io import BytesIO
 from loopback_hub import Hub
 
 
-def test_a_dataset_of_the_hub(hub: Hub, table) -> None:
+def test_a_dataset_is_loaded_from_the_hub(hub: Hub, table) -> None:
     files = {}
     for split, count in (("train", 60), ("test", 21)):
         buffer = BytesIO()

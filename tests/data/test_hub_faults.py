@@ -1,4 +1,4 @@
-"""Data from a Hub in trouble: there after a while, or one line with the next step."""
+"""Data from a failing Hub: retried with success, or one line with the next step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ answer([[load(name) for name in ("busy", "limited", "reset", "cut")],
 """
 
 
-def test_a_hub_in_trouble(hub: Hub, table) -> None:
+def test_hub_failures_are_retried_or_explained(hub: Hub, table) -> None:
     files = {}
     for split, count in (("train", 60), ("test", 21)):
         buffer = BytesIO()

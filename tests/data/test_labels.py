@@ -1,4 +1,4 @@
-"""Labels become the numbers that the model knows."""
+"""Labels are converted to the model's class numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def rows(labels, names=None):
 @pytest.mark.parametrize(
     "labels", [[2, 0, 1], [2.0, 0.0, 1.0], [np.int64(2), np.uint8(0), 1], list(torch.tensor([2, 0, 1]))]
 )
-def test_numbers_of_all_kinds(labels):
+def test_all_kinds_of_integers_are_read(labels):
     names, numbers = number_labels({"train": rows(labels)})
     assert names is None
     assert numbers["train"].tolist() == [2, 0, 1]
 
 
-def test_names_are_sorted_and_shared_by_the_splits():
+def test_names_are_sorted_and_shared_by_splits():
     names, numbers = number_labels({"train": rows(["c", "a", "b"]), "test": rows(["b", "c"])})
     assert names == ("a", "b", "c")
     assert numbers["train"].tolist() == [2, 0, 1]
@@ -49,7 +49,7 @@ def test_splits_with_another_order_of_names_follow_the_first():
         ({"train": rows(["a", "b"]), "test": rows(["c"])}, r"'test' has labels that 'train' does not have: 'c'"),
     ],
 )
-def test_labels_that_cannot_be(splits, message):
+def test_invalid_labels_are_refused(splits, message):
     with pytest.raises(DataError, match=message):
         number_labels(splits)
 
@@ -63,12 +63,12 @@ def test_classes_are_chosen_by_number_and_with_a_hint():
         choose_labels(("Bag", "Coat"), 2, ["Bag", "Bag"])
 
 
-def test_chosen_classes_are_numbered_as_the_model_does():
+def test_chosen_classes_are_numbered_like_the_model():
     names, count, numbers = choose_labels(("ant", "bee", "cat"), 3, ["cat", "ant"], ["Ant", "Cat"])
     assert (names, count, numbers.tolist()) == (("Ant", "Cat"), 2, [0, -1, 1])
 
 
-def test_match_labels_tells_plain_names_from_exact_ones():
+def test_match_labels_prefers_exact_names():
     assert match_labels(("A", "a"), ["a", "A"]).tolist() == [1, 0]
     assert match_labels(("t-shirt", "Dress"), ["dress", "T_shirt"]).tolist() == [1, 0]
 
@@ -91,7 +91,7 @@ def test_match_labels_names_the_differences():
         (4, None, False),
     ],
 )
-def test_the_data_has_the_classes_of_the_model(count, labels, fine):
+def test_data_and_model_have_the_same_classes(count, labels, fine):
     if fine:
         check_classes("pets", count, labels, "org/model", 3)
     else:

@@ -1,4 +1,4 @@
-"""Every form that data can come in, and every way in which it can be wrong."""
+"""Every supported form of data, and every way in which it can be invalid."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def load(preprocess):
 
 
 def pictures(split):
-    """The numbers of the pictures in a split."""
+    """The numbers of the images in a split."""
     return [split.image(number).convert("RGB").getpixel((0, 0))[0] for number in range(len(split))]
 
 
 def check_thirds(data):
-    """In all of these tests, picture k is of class k % 3."""
+    """In all of these tests, image k is of class k % 3."""
     for split in (data.train, data.validation, data.test):
         assert len(split)
         assert [number % 3 for number in pictures(split)] == split.targets.tolist()
@@ -53,7 +53,7 @@ def check_thirds(data):
 # --- where data comes from
 
 
-def test_the_embedded_images():
+def test_embedded_images_are_loaded():
     data = load_data("fashion-mnist", DEFAULT, Preprocess.of({"input_size": (1, 28, 28)}))
     assert (data.classes, len(data.train), len(data.validation), len(data.test)) == (10, 5400, 600, 1500)
     assert data.labels[0] == "T-shirt/top"
@@ -85,7 +85,7 @@ def test_a_folder_with_splits(load, image_folder):
     assert data.notes == ("there is no split named test: 'val' is used instead",)
 
 
-def test_a_folder_of_classes_only(load, image_folder):
+def test_a_folder_with_classes_only(load, image_folder):
     for number in range(30):
         folder = image_folder("abc"[number % 3], 1, number)
     (folder / "b" / "notes.txt").write_text("not an image")
@@ -99,7 +99,7 @@ def test_a_folder_of_classes_only(load, image_folder):
     )
 
 
-def test_files_that_only_claim_to_be_images(load, image_folder):
+def test_files_that_are_not_images_are_reported(load, image_folder):
     folder = image_folder("a", 30) and image_folder("b", 30)
     (folder / "a" / "000.png").write_text("no picture at all")
     (folder / "b" / "007.png").write_bytes((folder / "b" / "007.png").read_bytes()[:40])
@@ -147,7 +147,7 @@ def test_files_of_splits_by_a_pattern(load, table, tmp_path, names):
         load(str(tmp_path / "**" / "*.parquet"))
 
 
-def test_parquet_that_other_tools_wrote(load, tmp_path, table):
+def test_parquet_written_by_other_tools(load, tmp_path, table):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -157,7 +157,7 @@ def test_parquet_that_other_tools_wrote(load, tmp_path, table):
     check_thirds(load(tmp_path / "plain.parquet"))
 
 
-def test_arrow_and_save_to_disk(load, table, tmp_path):
+def test_arrow_files_and_saved_datasets(load, table, tmp_path):
     table(30).save_to_disk(tmp_path / "one")
     check_thirds(load(tmp_path / "one"))
     check_thirds(load(next((tmp_path / "one").glob("*.arrow"))))
@@ -167,7 +167,7 @@ def test_arrow_and_save_to_disk(load, table, tmp_path):
     assert len(data.test) == 21
 
 
-def test_datasets_of_python(load, table):
+def test_datasets_objects(load, table):
     check_thirds(load(table()))
     check_thirds(load(table().with_format("torch")))
     data = load(datasets.DatasetDict(train=table(), validation=table(21), test=table(12)))
@@ -187,7 +187,7 @@ def test_sequences_and_torch_datasets(load, pairs):
     assert len(data.test) == 21
 
 
-def test_a_torch_dataset_is_not_decoded_to_find_labels(load, pairs):
+def test_labels_of_a_torch_dataset_are_found_without_decoding(load, pairs):
     class Pairs:
         classes = ("ant", "bee", "cat")
         targets = torch.tensor([label for _, label in pairs])
@@ -244,20 +244,20 @@ def test_real_photographs(load):
 # --- options
 
 
-def test_classes_are_kept_and_renumbered(load, table):
+def test_selected_classes_are_renumbered(load, table):
     data = load(table(), DataOptions(classes=("cat", "ant")))
     assert (data.labels, data.classes) == (("cat", "ant"), 2)
     for split in (data.train, data.validation, data.test):
         assert [{2: 0, 0: 1}[number % 3] for number in pictures(split)] == split.targets.tolist()
 
 
-def test_limit_keeps_the_shares(load, table):
+def test_limit_keeps_class_shares(load, table):
     data = load({"train": table(90), "test": table(60)}, DataOptions(limit=30))
     assert (len(data.train), len(data.validation), len(data.test)) == (27, 3, 30)
     assert torch.bincount(data.test.targets).tolist() == [10, 10, 10]
 
 
-def test_the_seed_decides_what_is_held_out(load, table):
+def test_the_seed_determines_held_out_images(load, table):
     first, again, other = (load(table(), DataOptions(seed=seed)) for seed in (0, 0, 1))
     assert pictures(first.validation) == pictures(again.validation)
     assert pictures(first.test) == pictures(again.test)
@@ -278,25 +278,25 @@ def test_splits_and_columns_by_name(load, table):
     assert load(both, DataOptions(label_column="fine")).classes == 2
 
 
-def test_an_empty_reference_means_the_one_of_the_options(load):
+def test_an_empty_reference_falls_back_to_the_options(load):
     assert load("", DataOptions(reference="fashion-mnist", limit=20)).name == "fashion-mnist"
 
 
 # --- the model's labels
 
 
-def test_labels_follow_the_model_by_name(load, table):
+def test_labels_are_matched_to_the_model_by_name(load, table):
     data = load(table(), model_labels=["Cat", "ant", "bee"])
     assert data.labels == ("Cat", "ant", "bee")
     assert [(number % 3 + 1) % 3 for number in pictures(data.train)] == data.train.targets.tolist()
 
 
-def test_labels_that_differ_from_the_model(load, table):
+def test_labels_unlike_the_model_are_refused(load, table):
     with pytest.raises(DataError, match="only the data has 'cat'; only the model has 'dog'"):
         load(table(), model_labels=["ant", "bee", "dog"])
 
 
-def test_numbers_take_the_names_of_the_model(load, table):
+def test_numbered_labels_take_the_names_of_the_model(load, table):
     data = load(table(names=None), model_labels=["x", "y", "z", "w"])
     assert (data.labels, data.classes) == (("x", "y", "z", "w"), 4)
     with pytest.raises(DataError, match="label 2 is out of range: the model has 2 labels"):
@@ -327,7 +327,7 @@ def test_the_fingerprint_of_tables_and_items(load, table, pairs):
     assert load(pairs).fingerprint == load(list(pairs)).fingerprint != load(other).fingerprint
 
 
-# --- what can be wrong
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -343,12 +343,12 @@ def test_the_fingerprint_of_tables_and_items(load, table, pairs):
         (DataOptions(classes=("ant", "be")), "no class 'be'; did you mean 'bee'"),
     ],
 )
-def test_options_that_do_not_fit(load, table, options, message):
+def test_options_that_do_not_apply_are_refused(load, table, options, message):
     with pytest.raises(DataError, match=message):
         load({"train": table(), "test": table(21)}, options)
 
 
-def test_folders_that_cannot_be(load, image_folder, tmp_path):
+def test_invalid_folders_are_refused(load, image_folder, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images in"):
         load(tmp_path / "empty")
@@ -362,7 +362,7 @@ def test_folders_that_cannot_be(load, image_folder, tmp_path):
         load(folder)
 
 
-def test_files_that_cannot_be(load, table, tmp_path):
+def test_invalid_files_are_refused(load, table, tmp_path):
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"'cut.parquet' cannot be read"):
         load(tmp_path / "cut.parquet")
@@ -397,7 +397,7 @@ def test_a_large_table_is_read_row_by_row(load, table, monkeypatch):
     assert not isinstance(large.train.rows._cells, list)
 
 
-def test_tables_that_cannot_be(load, table):
+def test_invalid_tables_are_refused(load, table):
     with pytest.raises(DataError, match=r"no column holds images; there are 'label'"):
         load(table().remove_columns("image"))
     with pytest.raises(DataError, match=r"no column holds labels; there are 'image'"):
@@ -412,7 +412,7 @@ def test_tables_that_cannot_be(load, table):
         load(table().select([]))
 
 
-def test_python_data_that_cannot_be(load):
+def test_invalid_python_data_is_refused(load):
     with pytest.raises(DataError, match="give a map-style dataset"):
         load(iter([1, 2]))
     with pytest.raises(DataError, match="is empty"):
@@ -425,7 +425,7 @@ def test_python_data_that_cannot_be(load):
         load([(torch.full((3, 8, 8), -1.0), 0)])
 
 
-def test_the_hub_without_a_network(load, monkeypatch):
+def test_hub_data_without_a_network_is_explained(load, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(
         DataError, match=r"'fashion-minst' cannot be loaded from the Hub: .*did you mean 'fashion-mnist'"
@@ -433,7 +433,7 @@ def test_the_hub_without_a_network(load, monkeypatch):
         load("fashion-minst")
 
 
-def test_nothing_is_shown_where_nobody_watches(load, table, tmp_path, capfd):
+def test_no_progress_is_shown_without_a_terminal(load, table, tmp_path, capfd):
     table(12).to_parquet(tmp_path / "letters.parquet")
     capfd.readouterr()
     load(tmp_path / "letters.parquet")

@@ -1,4 +1,4 @@
-"""What a model gets to see is what timm would have shown it."""
+"""Models get the same pixels as from timm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def apply(preprocess, image, augment=False):
 
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_the_same_numbers_as_timm(photo, crop_mode, interpolation):
+def test_pixels_equal_those_of_timm(photo, crop_mode, interpolation):
     from timm.data import create_transform
 
     config = {"crop_mode": crop_mode, "interpolation": interpolation, "crop_pct": 0.9, "mean": (0.4, 0.5, 0.6)}
@@ -40,7 +40,7 @@ def test_the_same_numbers_as_timm(photo, crop_mode, interpolation):
 @pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.5])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("height", [28, 8])  # 8 / 0.95 is cut to 8, but 32 / 0.95 to 33
-def test_images_of_the_right_size_are_as_timm_makes_them(photo, crop_pct, channels, height):
+def test_images_of_the_right_size_equal_those_of_timm(photo, crop_pct, channels, height):
     from timm.data import create_transform
 
     statistics = {"mean": (0.4,) * channels, "std": (0.3,) * channels, "interpolation": "bicubic"}
@@ -56,7 +56,7 @@ def test_a_batch_is_normalised_like_single_images(photo):
     assert torch.equal(preprocess.normalise(pixels)[2], apply(preprocess, photo))
 
 
-def test_timm_pretrained_cfg_is_understood():
+def test_timm_pretrained_cfg_is_read():
     import timm
 
     config = timm.create_model("test_vit").pretrained_cfg
@@ -79,12 +79,12 @@ def test_image_size_and_channels_override_the_config():
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "LA"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_gray_and_colour(mode, channels):
+def test_gray_and_colour_images_are_converted(mode, channels):
     preprocess = Preprocess.of({}, image_size=8, in_chans=channels)
     assert apply(preprocess, Image.new(mode, (10, 10))).shape == (channels, 8, 8)
 
 
-def test_sixteen_bits_are_scaled_not_cut():
+def test_sixteen_bit_images_are_scaled():
     deep = Image.fromarray(np.full((8, 8), 128 * 256, np.uint16))
     preprocess = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,), crop_pct=1.0)
     assert apply(preprocess, deep).mean() == pytest.approx(128 / 255, abs=0.01)
@@ -97,7 +97,7 @@ def test_augmentation_changes_images(photo):
     assert not torch.equal(one, other)
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_configurations_are_refused():
     with pytest.raises(DataError, match="5 channels"):
         Preprocess.of({"input_size": (5, 8, 8)})
     with pytest.raises(DataError, match="image_size is 0"):
@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused():
 
 
 class Small(torch.nn.Module):
-    """A network of nobody's library."""
+    """A network of no library."""
 
     def __init__(self, width: int = 16 * 16) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def pairs(shape, count=60, low=0.0, high=1.0):
     [((1, 16, 16), 0.0, 1.0), ((1, 16, 16), -2.0, 2.0), ((256,), -2.0, 2.0)],
     ids=["images", "normalised", "vectors"],
 )
-def test_a_plain_module_gets_its_tensors_as_they_are(shape, low, high):
+def test_a_plain_module_gets_tensors_unchanged(shape, low, high):
     model, items = Small(), pairs(shape, low=low, high=high)
     found = rt.evaluate(model, items, split="train")
     size = "×".join(map(str, shape))
@@ -143,7 +143,7 @@ def test_a_plain_module_gets_its_tensors_as_they_are(shape, low, high):
 
 
 @pytest.mark.parametrize("how", ["function", "configuration", "file"])
-def test_what_a_user_asks_for_comes_first(how, tmp_path):
+def test_a_requested_preprocessing_takes_precedence(how, tmp_path):
     config = {"input_size": [1, 16, 16], "mean": [0.5], "std": [0.5], "crop_pct": 1.0}
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"pretrained_cfg": config}))
@@ -165,18 +165,18 @@ def test_what_a_user_asks_for_comes_first(how, tmp_path):
         (lambda image: "text", "must return a tensor"),
     ],
 )
-def test_preprocessing_that_makes_no_sense(asked, words):
+def test_invalid_preprocessing_is_refused(asked, words):
     with pytest.raises(RetargetError, match=words):
         rt.evaluate(Small(), pairs((1, 16, 16)), preprocess=asked)
 
 
-def test_images_of_different_sizes_cannot_be_used_as_they_are():
+def test_images_of_different_sizes_cannot_be_used_unchanged():
     items = [*pairs((1, 16, 16)), *pairs((1, 12, 16))]
     with pytest.raises(DataError, match=r"sizes, 1×12×16 and 1×16×16.*--preprocess"):
         rt.evaluate(Small(), items, split="train")
 
 
-def test_a_module_that_takes_vectors_is_saved_and_read_again(tmp_path):
+def test_a_module_for_vectors_is_saved_and_reloaded(tmp_path):
     torch.manual_seed(0)
     models = [Small(), Small(), Small()]
     overrides = {"port.steps": 2, "port.grad_batches": 1, "port.batch_size": 16, "port.control": "none"}
@@ -187,7 +187,7 @@ def test_a_module_that_takes_vectors_is_saved_and_read_again(tmp_path):
     assert sorted(result.weights) == sorted(Small().state_dict())
 
 
-def test_a_port_of_plain_modules_says_what_was_done_to_images():
+def test_a_port_of_plain_modules_describes_the_preprocessing():
     torch.manual_seed(0)
     models = [Small(), Small(), Small()]
     overrides = {"port.steps": 2, "port.grad_batches": 1, "port.batch_size": 16, "port.control": "none"}

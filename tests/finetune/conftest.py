@@ -1,4 +1,4 @@
-"""A split that keeps its promise (batch k depends on the seed and k alone), and a net with all that could go wrong."""
+"""A split whose batch k depends only on the seed and k, and a network with BatchNorm, dropout and tied weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Split:
 
 
 def make_net() -> nn.Module:
-    """BatchNorm has statistics and dropout has randomness that a resumed run must find again."""
+    """A resumed run must restore the statistics of BatchNorm and the randomness of dropout."""
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
     return nn.Sequential(stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 3))

@@ -1,4 +1,4 @@
-"""The loop: it learns, repeats itself exactly, survives a kill, and leaves no traces."""
+"""The loop: it learns, is reproducible, survives a kill, and has no side effects."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from torch.nn.functional import cross_entropy
 from hf_retarget.errors import DataError, PortError, RecipeError
 from hf_retarget.recipe.options import TrainOptions
 from hf_retarget.run import Run
-from hf_retarget.training.loop import train_model
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder, train_model
 
 
 def same(left: nn.Module, right: nn.Module) -> bool:
@@ -33,7 +32,7 @@ def accuracy(model: nn.Module, split) -> float:
 
 
 @pytest.mark.parametrize("options", [{"lr": 0.3}, {"optimizer": "adamw", "lr": 0.02, "clip": 1.0, "warmup": 5}])
-def test_it_learns(net, split, options):
+def test_training_lowers_the_loss(net, split, options):
     model = net()
     history = train_model(model, split, TrainOptions(steps=60, batch_size=32, **options))
     assert len(history.losses) == 60
@@ -41,7 +40,7 @@ def test_it_learns(net, split, options):
     assert accuracy(net(), split) < 0.6 < 0.9 < accuracy(model, split)
 
 
-def test_each_step_is_sgd_as_torch_has_it(split):
+def test_each_step_equals_torch_sgd(split):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     reference = copy.deepcopy(model)
@@ -61,7 +60,7 @@ def test_each_step_is_sgd_as_torch_has_it(split):
     torch.testing.assert_close(model[1].weight, reference[1].weight)
 
 
-def test_a_seed_decides_all_and_the_global_randomness_nothing(net, split):
+def test_only_the_seed_determines_the_result(net, split):
     first, second, other = net(), net(), net()
     torch.manual_seed(123)
     before = torch.get_rng_state()
@@ -82,7 +81,7 @@ def test_dropout_differs_from_step_to_step(split):
     assert not torch.equal(*masks)
 
 
-def test_the_split_is_asked_for_what_the_options_say(net, split):
+def test_batches_are_drawn_according_to_the_options(net, split):
     train_model(net(), split, TrainOptions(epochs=0.5, batch_size=16, seed=4, augment=True))
     train_model(net(), split, TrainOptions(steps=1), Run(workers=2))
     assert split.asked == [
@@ -91,7 +90,7 @@ def test_the_split_is_asked_for_what_the_options_say(net, split):
     ]
 
 
-def test_frozen_parts_and_modes_stay(net, split):
+def test_frozen_parts_and_modes_are_kept(net, split):
     model, before = net(), net()
     model[0].eval()
     history = train_model(model, split, TrainOptions(steps=3, batch_size=8, freeze=("0",)))
@@ -102,11 +101,11 @@ def test_frozen_parts_and_modes_stay(net, split):
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
 
 
-def test_scores_and_nothing_to_do(net, split):
+def test_scores_are_recorded_and_no_steps_do_nothing(net, split):
     seen = []
 
     def score(model: nn.Module, step: int) -> float:
-        model.eval()  # a careless one: the loop goes on in training mode all the same
+        model.eval()  # a careless score: the loop continues in training mode
         seen.append(step)
         return step / 10
 
@@ -121,12 +120,12 @@ def test_scores_and_nothing_to_do(net, split):
 
 
 class Stop(Exception):
-    """Raised in the middle of a run."""
+    """Raised during a run."""
 
 
 @pytest.mark.parametrize("options", [{"lr": 0.1}, {"momentum": 0.0}, {"optimizer": "adamw", "freeze": ("0.0",)}])
 @pytest.mark.parametrize("stop", [3, 4, 6])
-def test_an_interrupted_run_ends_in_the_same_weights(net, split, tmp_path, options, stop):
+def test_an_interrupted_run_resumes_to_the_same_weights(net, split, tmp_path, options, stop):
     settings = TrainOptions(steps=6, batch_size=8, evaluate_every=1, checkpoint_every=2, **options)
 
     def score(model: nn.Module, step: int) -> float:
@@ -169,7 +168,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from hf_retarget.recipe.options import TrainOptions
 
 def score(model, step):
@@ -182,7 +181,7 @@ train_model(make_net(), Split(), options, checkpoint=Path(sys.argv[2]), score=sc
 """
 
 
-def test_a_killed_process_goes_on_to_the_same_weights(net, split, tmp_path):
+def test_a_killed_process_resumes_to_the_same_weights(net, split, tmp_path):
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "state")]
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     settings = TrainOptions(steps=6, batch_size=8, evaluate_every=1, checkpoint_every=1, optimizer="adamw")
@@ -207,7 +206,7 @@ def test_a_checkpoint_of_another_run_is_refused(net, split, small_split, tmp_pat
     with pytest.raises(PortError, match="start was '"):
         train_model(other, split, settings, checkpoint=tmp_path / "state")
     (tmp_path / "state").write_bytes(b"broken")
-    again = train_model(net(), split, settings, checkpoint=tmp_path / "state")  # a damaged one is as good as none
+    again = train_model(net(), split, settings, checkpoint=tmp_path / "state")  # a damaged one is ignored
     assert again.losses == train_model(net(), split, settings).losses
 
 
@@ -225,7 +224,7 @@ def test_bad_input_is_refused(net, split, small_split, tmp_path):
         train_model(net(), split, TrainOptions(steps=1, batch_size=8), checkpoint=tmp_path / "file" / "state")
 
 
-def test_a_split_that_ends_early_is_named(net, split):
+def test_a_split_that_ends_early_is_reported(net, split):
     class Short(type(split)):
         def batches(self, *args, **options):
             return super().batches(*args, **options | {"count": 2})
@@ -270,9 +269,9 @@ sys.path.insert(0, sys.argv[1])
 from conftest import Split, make_net
 from hf_retarget.run import Run, leave
 from hf_retarget.evaluation.scorer import score_model
-from hf_retarget.training.loop import train_model
+from hf_retarget.training import train_model
 from hf_retarget.recipe.options import TrainOptions
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder
 
 run = Run(device="cpu")
 accelerator = run.accelerator
@@ -295,11 +294,11 @@ assert type(wrapped).__name__ == "DistributedDataParallel"
 TrajectoryRecorder(folder / "wrapped").start(wrapped)
 accelerator.wait_for_everyone()
 (folder / f"done-{accelerator.process_index}").touch()
-leave(0)  # torch's own threads may abort a process that ends as usual
+leave(0)  # torch's threads may abort a process that exits normally
 """
 
 
-def test_two_processes_train_as_one(tmp_path, net):
+def test_two_processes_train_like_one(tmp_path, net):
     script = tmp_path / "script.py"
     script.write_text(TWO_PROCESSES)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]

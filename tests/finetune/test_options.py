@@ -1,4 +1,4 @@
-"""Options: what may be said, how long it takes, and the learning rate."""
+"""Options: validation, number of steps, and the learning rate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_option_has_help():
     assert all(each.metadata["help"] for each in fields(TrainOptions))
 
 
-def test_steps_of_epochs():
+def test_epochs_are_converted_to_steps():
     assert TrainOptions(epochs=2, batch_size=100).total_steps(1050) == 21
     assert TrainOptions(epochs=1, batch_size=100).total_steps(1050) == 11
     assert TrainOptions(epochs=0.07, batch_size=1).total_steps(100) == 7  # 0.07 * 100 is a little more than 7
@@ -56,6 +56,6 @@ def test_the_learning_rate_rises_and_falls():
     assert TrainOptions(lr=2.0, warmup=9).learning_rate(2, 3) == pytest.approx(2 / 3)
 
 
-def test_options_do_not_need_torch():
+def test_options_import_no_torch():
     code = "import sys, hf_retarget.recipe.options; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""The recorder: what it writes, what it reads back, and in whose loops it works."""
+"""The recorder: what it writes and reads, and the training loops it supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_retarget.errors import PortError, RetargetError
 from hf_retarget.matching.trajectory import CheckpointTrajectory
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder
 
 
 def model_at(value: float) -> nn.Module:
@@ -29,7 +29,7 @@ def record(folder, steps: int, every: int = 2) -> None:
     recorder.finish(model_at(steps), steps)
 
 
-def test_a_plain_loop_becomes_a_trajectory(tmp_path):
+def test_a_plain_loop_records_a_trajectory(tmp_path):
     record(tmp_path, 5)
     assert [path.name for path in TrajectoryRecorder.load(tmp_path)] == [
         f"step-00000{step}.safetensors" for step in (2, 4, 5)
@@ -41,7 +41,7 @@ def test_a_plain_loop_becomes_a_trajectory(tmp_path):
     assert [path.delta(step)["0.weight"].tolist() for step in range(4)] == [[[far, far]] for far in (0, 2, 4, 5)]
 
 
-def test_a_new_start_forgets_and_a_later_one_goes_on(tmp_path):
+def test_a_new_start_discards_and_a_later_one_continues(tmp_path):
     record(tmp_path, 6)
     record(tmp_path, 2)
     assert len(TrajectoryRecorder.load(tmp_path)) == 1
@@ -52,7 +52,7 @@ def test_a_new_start_forgets_and_a_later_one_goes_on(tmp_path):
     assert load_file(tmp_path / "step-000000.safetensors")["0.weight"].tolist() == [[0, 0]]
 
 
-def test_wrappers_are_taken_off_and_tied_weights_are_written(tmp_path):
+def test_wrappers_are_removed_and_tied_weights_written(tmp_path):
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
     TrajectoryRecorder(tmp_path).start(torch.compile(tied, backend="eager"))
@@ -80,12 +80,12 @@ def test_bad_folders_are_named(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="transformers is installed")
-def test_a_callback_without_transformers_says_what_to_install(tmp_path):
+def test_a_callback_without_transformers_names_the_extra(tmp_path):
     with pytest.raises(RetargetError, match=r"pip install 'hf-retarget\[transformers\]'"):
         TrajectoryRecorder(tmp_path).callback()
 
 
-def test_a_trainer_records(tmp_path):
+def test_a_trainer_records_a_trajectory(tmp_path):
     transformers = pytest.importorskip("transformers")
 
     class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""The axis algebra: refining, cutting, unifying, specialising, and what collapses again."""
+"""The axis algebra: refining, cutting, unifying, specialising and collapsing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same(left: Product, right: Product) -> bool:
 
 
 def labels(axis: Product) -> list[tuple[tuple[int, int], ...]]:
-    """What stands at every position: the atoms there, and the index within each."""
+    """The content of every position: its atoms, and the index within each."""
     found: list = [None] * size_of(axis)
     for path in paths((axis,)):
         for indices in product(*(range(place.atom.size) for place in path.places)):
@@ -69,12 +69,12 @@ def test_split_makes_a_product_outermost_first():
     assert flat((atom,)) == [outer, inner]
 
 
-def test_split_hands_the_pin_on():
+def test_split_keeps_the_pin():
     outer, inner = split(Atom(12, WHY), 3)
     assert outer.pin == inner.pin == WHY
 
 
-def test_split_refuses_what_does_not_divide():
+def test_split_refuses_sizes_that_do_not_divide():
     with pytest.raises(Misaligned):
         split(Atom(12), 5)
 
@@ -85,7 +85,7 @@ def test_split_of_a_sum_splits_every_part():
     assert (parts((outer,)), inner.size) == ([2, 3], 2)
     assert sizes((first,)) == [2, 2]
     assert sizes((second,)) == [3, 2]
-    assert [member.size for _, member in inner.special] == [2, 2], "each part has an inner axis of its own"
+    assert [member.size for _, member in inner.special] == [2, 2], "each part has its own inner axis"
 
 
 def test_split_of_a_sum_refuses_parts_that_do_not_divide():
@@ -112,18 +112,18 @@ def test_divide_takes_the_inner_size():
         ([], [1, 1], [[], []]),
     ],
 )
-def test_regroup_deals_the_factors_out(old, new, expected):
+def test_regroup_distributes_the_factors(old, new, expected):
     axis = tuple(Atom(size) for size in old)
     assert [sizes(part) for part in regroup(axis, new)] == expected
 
 
 @pytest.mark.parametrize(("old", "new"), [([4, 3], [6, 2]), ([6], [4]), ([3, 2], [2, 3])])
-def test_regroup_refuses_what_does_not_align(old, new):
+def test_regroup_refuses_misaligned_sizes(old, new):
     with pytest.raises(Misaligned):
         regroup(tuple(Atom(size) for size in old), new)
 
 
-def test_regroup_reaches_everything_that_was_unified():
+def test_regroup_affects_all_unified_axes():
     first, second = Atom(12), Atom(12)
     unify((first,), (second,))
     regroup((first,), [3, 4])
@@ -145,14 +145,14 @@ def test_cut_makes_a_sum():
     assert starts(atom.parts) == [0, 3, 7]
 
 
-def test_cut_again_cuts_the_parts():
+def test_a_second_cut_divides_the_parts():
     atom = Atom(10)
     cut(atom, [4])
     cut(atom, [2, 4, 9])
     assert [leaf.size for leaf in leaves((atom,))] == [2, 2, 5]  # the last part has one element, which is no atom
 
 
-def test_cut_at_the_ends_is_no_cut():
+def test_a_cut_at_the_ends_changes_nothing():
     atom = Atom(10)
     cut(atom, [0, 10])
     assert atom.whole
@@ -182,7 +182,7 @@ def test_narrow_takes_a_part():
     assert [(key.start, key.length) for key in keys] == [(2, 5)]
 
 
-def test_narrow_to_everything_cuts_nothing():
+def test_narrow_to_the_whole_changes_nothing():
     atom = Atom(10)
     assert narrow((atom,), 0, 10) == ((atom,), [])
     assert atom.whole
@@ -194,7 +194,7 @@ def test_narrow_across_parts_is_a_sum():
     assert parts(piece) == [2, 3]
 
 
-def test_narrow_of_a_product_takes_whole_rows_or_lies_in_one():
+def test_narrow_of_a_product_takes_whole_rows_or_part_of_one():
     outer, inner = Atom(3), Atom(4)
     piece, keys = narrow((outer, inner), 4, 8)
     assert sizes(piece) == [2, 4]
@@ -239,7 +239,7 @@ def test_unify_aligns_products_of_different_factors():
 
 
 @pytest.mark.parametrize(("left", "right"), [([2, 3], [3, 2]), ([4, 9], [6, 6])])
-def test_unify_refuses_factors_that_do_not_align(left, right):
+def test_unify_refuses_misaligned_factors(left, right):
     with pytest.raises(Misaligned):
         unify([Atom(size) for size in left], [Atom(size) for size in right])
 
@@ -274,14 +274,14 @@ def test_unify_a_sum_of_products_with_a_product():
 
 
 @pytest.mark.parametrize("pinned_first", [True, False])
-def test_a_pin_spreads_by_unifying(pinned_first):
+def test_unifying_spreads_a_pin(pinned_first):
     pinned, free = Atom(6, WHY), Atom(6)
     split(free, 2)
     unify(*(((pinned,), (free,)) if pinned_first else ((free,), (pinned,))))
     assert [leaf.pin for leaf in leaves((free,))] == [WHY, WHY]
 
 
-def test_the_first_reason_stays():
+def test_the_first_reason_is_kept():
     atom = Atom(6)
     pin((atom,), Pin("input"))
     pin((atom,), Pin("output"))
@@ -298,10 +298,10 @@ def test_a_pin_reaches_all_parts_and_members():
     assert [leaf.pin for leaf in leaves((joined,))] == [WHY, WHY]
 
 
-# ---------------------------------------------------------------------- specialising, and collapsing again
+# ---------------------------------------------------------------------- specialising and collapsing
 
 
-def test_specialising_twice_gives_one_member():
+def test_specialising_twice_gives_the_same_member():
     outer, inner = Atom(3), Atom(5)
     once, again = (specialise((inner,), Key(outer, 1, 1)) for _ in range(2))
     other = specialise((inner,), Key(outer, 2, 1))
@@ -325,7 +325,7 @@ def test_a_refinement_reaches_the_members():
 
 
 def select(shape: tuple[Product, ...], dim: int, index: int) -> tuple[Product, ...]:
-    """`x.select(dim, index)`, as `Call.narrow` does it."""
+    """`x.select(dim, index)`, as in `Call.narrow`."""
     _, keys = narrow(shape[dim], index, 1)
     others = list(shape)
     for key in keys:
@@ -333,7 +333,7 @@ def select(shape: tuple[Product, ...], dim: int, index: int) -> tuple[Product, .
     return (*others[:dim], *others[dim + 1 :])
 
 
-def test_members_stay_apart_if_the_outer_atom_is_always_there():
+def test_members_stay_separate_if_the_outer_atom_is_always_present():
     x = ((Atom(2),), (Atom(5),))
     first, second = select(x, 0, 0), select(x, 0, 1)
     collapse([x, first, second])
@@ -342,7 +342,7 @@ def test_members_stay_apart_if_the_outer_atom_is_always_there():
     assert held == [{find(first[0][0])}, {find(second[0][0])}], "x has one of them in each of its rows"
 
 
-def test_members_collapse_if_the_inner_atom_is_seen_alone():
+def test_members_collapse_if_the_inner_atom_occurs_alone():
     inner = (Atom(5),)
     x = ((Atom(2),), inner)
     first, second = select(x, 0, 0), select(x, 0, 1)
@@ -370,7 +370,7 @@ def test_members_over_two_axes_collapse_where_they_meet():
     assert labels(meeting[0][0]) == labels(meeting[1][0])
 
 
-def test_members_are_found_again_inside_a_product_inside_a_sum():
+def test_members_are_found_in_a_product_inside_a_sum():
     # Six rows, 2 × 2 and 2; the first two of them lie inside the 2 × 2.
     rows, inner = sum_of([(Atom(2), Atom(2)), (Atom(2),)]), Atom(5)
     x = ((rows,), (inner,))
@@ -380,7 +380,7 @@ def test_members_are_found_again_inside_a_product_inside_a_sum():
     assert labels((rows, inner))[:10] == labels((*part[0], *part[1]))
 
 
-def test_an_inner_atom_varies_over_an_outer_one_that_is_always_there():
+def test_an_inner_atom_varies_over_an_outer_one_that_is_always_present():
     heads, inner, alone = Atom(3), Atom(4), Atom(6)
     weight, bias = ((heads, inner), (alone,)), ((heads, inner),)
     others = [((alone,),), ((heads,),)]
@@ -388,14 +388,14 @@ def test_an_inner_atom_varies_over_an_outer_one_that_is_always_there():
     assert result == {heads: [], inner: [heads], alone: []}
 
 
-def test_an_inner_atom_does_not_vary_if_it_is_seen_alone():
+def test_an_inner_atom_that_occurs_alone_does_not_vary():
     heads, inner = Atom(3), Atom(4)
     weight = ((heads, inner),)
     result = outers(paths(weight), [*paths(weight), *paths(((inner,),))])
     assert result[inner] == []
 
 
-def test_an_inner_atom_does_not_vary_if_the_outer_one_is_there_twice():
+def test_an_inner_atom_does_not_vary_if_the_outer_one_occurs_twice():
     tokens, inner = Atom(3), Atom(4)
     both = ((tokens,), (tokens,), (inner,))
     result = outers(paths(((tokens,), (inner,))), [*paths(((tokens,), (inner,))), *paths(both)])
@@ -443,7 +443,7 @@ def test_unified_axes_have_the_same_elements(pair):
 
 
 @given(SIZES.flatmap(axes), st.data())
-def test_regrouping_keeps_every_element_in_its_place(axis, data):
+def test_regrouping_keeps_every_element_in_place(axis, data):
     size = size_of(axis)
     outer = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
     try:
@@ -456,7 +456,7 @@ def test_regrouping_keeps_every_element_in_its_place(axis, data):
 
 
 @given(SIZES.flatmap(axes), st.data())
-def test_narrowing_takes_the_elements_it_says(axis, data):
+def test_narrowing_takes_the_stated_elements(axis, data):
     size = size_of(axis)
     length = data.draw(st.integers(1, size))
     start = data.draw(st.integers(0, size - length))
@@ -470,7 +470,7 @@ def test_narrowing_takes_the_elements_it_says(axis, data):
 
 
 @given(SIZES.flatmap(axes), st.data())
-def test_a_cut_and_a_join_give_the_axis_back(axis, data):
+def test_cutting_and_joining_restores_the_axis(axis, data):
     size = size_of(axis)
     at = data.draw(st.integers(1, size - 1))
     try:

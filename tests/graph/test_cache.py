@@ -1,4 +1,4 @@
-"""A graph that was verified once is not derived again, unless anything that it depends on has changed."""
+"""A verified graph is not derived again unless something it depends on has changed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hf_retarget as rt
-from hf_retarget.graph import cache
-from hf_retarget.graph.cache import keep_graph, recall_graph
+from hf_retarget.graph import verify as module
+from hf_retarget.graph.verify import keep_graph, recall_graph
 from hf_retarget.models import load_checkpoint, random_model, save_model
 from hf_retarget.porting import inputs
 from hf_retarget.porting.inputs import trace_model
@@ -30,7 +30,7 @@ def no_trace(monkeypatch):
     return lambda: monkeypatch.setattr(inputs, "trace", refuse)
 
 
-def test_the_second_time_nothing_is_traced(model, no_trace):
+def test_a_cached_graph_is_not_traced_again(model, no_trace):
     first = trace_model(model, SIZE, key=KEY)
     no_trace()
     again = trace_model(model, SIZE, key=KEY)
@@ -41,11 +41,11 @@ def test_the_second_time_nothing_is_traced(model, no_trace):
 
 
 @pytest.mark.parametrize("change", ["key", "size", "rules", "no check", "no key"])
-def test_anything_else_is_traced(model, no_trace, monkeypatch, change):
+def test_any_other_key_is_traced(model, no_trace, monkeypatch, change):
     trace_model(model, SIZE, key=KEY)
     no_trace()
     if change == "rules":
-        monkeypatch.setattr(cache, "_hash_rules", lambda: "others")
+        monkeypatch.setattr(module, "_hash_rules", lambda: "others")
     key = {"key": {"architecture": "other"}, "no key": None}.get(change, KEY)
     size = (3, 64, 64) if change == "size" else SIZE
     with pytest.raises(AssertionError, match="traced again"):
@@ -53,7 +53,7 @@ def test_anything_else_is_traced(model, no_trace, monkeypatch, change):
 
 
 @pytest.mark.parametrize("name", ["graph.json", "verification.json"])
-def test_a_changed_byte_is_noticed(model, tmp_path, name):
+def test_a_changed_byte_is_detected(model, tmp_path, name):
     graph = trace_model(model, SIZE, key=KEY).graph
     path = next(tmp_path.rglob(name))
     whole = path.read_bytes()
@@ -62,7 +62,7 @@ def test_a_changed_byte_is_noticed(model, tmp_path, name):
         assert trace_model(model, SIZE, key=KEY).graph == graph
 
 
-def test_where_nothing_can_be_written_nothing_is_kept(model, tmp_path, monkeypatch):
+def test_nothing_is_cached_in_a_read_only_place(model, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "file" / "below"))
     (tmp_path / "file").write_text("")
     traced = trace_model(model, SIZE, key=KEY)
@@ -71,7 +71,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(model, tmp_path, monkeypat
     assert recall_graph(KEY) is None
 
 
-def test_a_port_by_a_kept_graph_is_the_same_bit_for_bit(tmp_path, monkeypatch, labelled, colours):
+def test_a_port_with_a_cached_graph_is_identical(tmp_path, monkeypatch, labelled, colours):
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     sides = []
     for number, name in enumerate(("old", "tuned", "new")):

@@ -1,7 +1,7 @@
-"""One small model of many timm families: the number of groups we know it has, and a check that they are right.
+"""A small model of each of many timm families: its known number of groups, and their verification.
 
 Counts are those of the hand-written specifications where there are any (ResNet-18: 12, as in Git Re-Basin), and
-otherwise of an earlier, independent derivation. What is not obvious is said beside the row.
+otherwise of an earlier, independent derivation. Comments explain what is not obvious.
 """
 
 from __future__ import annotations
@@ -61,5 +61,5 @@ def test_family(name, options, side, groups, per_block):
 
 
 @pytest.mark.parametrize(("name", "groups"), [("resnet50", 37), ("vgg11", 10)])
-def test_counts_of_models_that_are_large(name, groups):
+def test_large_models_have_the_known_number_of_groups(name, groups):
     assert len(rt.trace(empty_model(name), torch.zeros(2, 3, 64, 64))) == groups

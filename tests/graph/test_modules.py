@@ -1,4 +1,4 @@
-"""Plain modules, one idea each: the groups they must have, and the check that these are right."""
+"""Plain modules, one idea each: their expected groups, and the verification of these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW = torch.zeros(2, 4)
 
 
 class Function(nn.Module):
-    """A module whose forward is given: `Function(lambda self, x: self.fc(x), fc=nn.Linear(4, 2))`."""
+    """A module with a given forward: `Function(lambda self, x: self.fc(x), fc=nn.Linear(4, 2))`."""
 
     def __init__(self, function: Callable[..., object], **modules: nn.Module) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_shuffled_channels(verify, shapes):
     assert shapes(verify(model, IMAGE)) == [(3,), (3,), (3,)]
 
 
-def test_squeeze_and_excite(verify, shapes):
+def test_squeeze_and_excitation(verify, shapes):
     def forward(self, x):
         x = self.stem(x)
         return self.out(x * self.up(self.down(x.mean((2, 3), keepdim=True)).relu()).sigmoid())
@@ -279,7 +279,7 @@ def test_lstm_with_projection(verify, shapes):
     assert shapes(verify(model, TOKENS)) == [(4,), (6,), (8,)]
 
 
-def test_lstm_that_starts_from_a_parameter(verify, shapes):
+def test_lstm_with_a_learned_initial_state(verify, shapes):
     def forward(self, x):
         start = (self.h.expand(1, 2, 4).contiguous(), self.c)
         return self.head(self.rnn(x, start)[0][:, -1])
@@ -479,7 +479,7 @@ def test_fused_projections(verify, shapes, spell, kind):
     assert sum(rt.Axis("proj.weight", 1) in group.axes for group in inner) == 1, "the values', not the queries'"
 
 
-def test_norm_of_queries_and_keys_that_all_heads_share(verify, shapes):
+def test_query_and_key_norm_shared_by_heads(verify, shapes):
     def spell(self, x):
         q, k, v = view_permute_unbind(self, x)
         return self.q_norm(q), self.k_norm(k), v
@@ -491,7 +491,7 @@ def test_norm_of_queries_and_keys_that_all_heads_share(verify, shapes):
     assert rt.Axis("k_norm.weight", 0) in shared.axes
 
 
-def test_norm_without_weights_leaves_each_head_its_own_order(verify, shapes):
+def test_a_norm_without_weights_keeps_heads_independent(verify, shapes):
     def spell(self, x):
         q, k, v = view_permute_unbind(self, x)
         return F.normalize(q, dim=-1), F.layer_norm(k, (INNER,)), v
@@ -619,7 +619,7 @@ def test_transformer_with_decoder(verify, shapes):
     [(torch.zeros(8), [(8,)]), (torch.full((8,), 3.0), [(8,)]), (torch.arange(8.0), []), (torch.zeros(2, 1), [(8,)])],
     ids=["zeros", "threes", "counting", "broadcast"],
 )
-def test_a_constant_pins_only_what_it_tells_apart(verify, shapes, values, expected):
+def test_a_constant_pins_only_what_it_distinguishes(verify, shapes, values, expected):
     model = Function(
         lambda self, x: self.out(self.first(x) + self.constant), first=nn.Linear(4, 8), out=nn.Linear(8, 2)
     )
@@ -629,7 +629,7 @@ def test_a_constant_pins_only_what_it_tells_apart(verify, shapes, values, expect
     assert reasons(graph, "first.weight", 0) == (set() if expected else {"constant"})
 
 
-def test_a_constant_that_tells_halves_apart_pins_the_axis(verify, shapes):
+def test_a_constant_that_distinguishes_halves_pins_the_axis(verify, shapes):
     model = Function(lambda self, x: self.out(self.first(x) * self.mask), first=nn.Linear(4, 8), out=nn.Linear(8, 2))
     model.register_buffer("mask", torch.tensor([0.0] * 4 + [1.0] * 4), persistent=False)
     assert shapes(verify(model, ROW)) == []
@@ -671,7 +671,7 @@ def inverse(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("operator", [spectrum, inverse])
-def test_an_operator_without_a_rule_pins_and_is_named(verify, shapes, operator):
+def test_an_operator_without_a_rule_pins_its_axes_and_is_named(verify, shapes, operator):
     model = Function(
         lambda self, x: self.out(self.hidden(operator(self.first(x))).relu()),
         first=nn.Linear(4, 8),
@@ -701,7 +701,7 @@ def test_unused_parameters(verify, shapes):
     assert torch.equal(moved["spare.weight"], model.spare.weight)
 
 
-def test_a_parameter_of_which_a_part_is_used(verify, shapes):
+def test_a_partly_used_parameter(verify, shapes):
     model = Function(
         lambda self, x: self.out(F.linear(x, self.weight[2:8])), weight=parameter(10, 4), out=nn.Linear(6, 2)
     )
@@ -741,7 +741,7 @@ def test_dictionaries_and_tuples_as_outputs(verify, shapes):
     assert reasons(graph, "side.weight", 0) == {"output"}
 
 
-def test_an_output_in_the_middle_is_pinned(verify, shapes):
+def test_an_intermediate_output_is_pinned(verify, shapes):
     def forward(self, x):
         hidden = self.first(x)
         return self.out(self.second(hidden).relu()), hidden
@@ -775,7 +775,7 @@ def test_several_inputs(verify, shapes, example):
     assert rt.Axis("right.weight", 0) in graph["left"].axes
 
 
-def test_an_input_pins_what_it_meets(verify, shapes):
+def test_an_input_pins_the_axes_it_meets(verify, shapes):
     example = {"x": torch.zeros(2, 4), "scale": torch.zeros(2, 8)}
     graph = verify(TwoInputs(), example)
     assert shapes(graph) == []
@@ -827,6 +827,6 @@ def test_a_block_without_autocast(verify, shapes):
         ("test_convnext", {"in_chans": 1, "num_classes": 2}, 13),
     ],
 )
-def test_timm_models_with_other_ends(verify, name, options, expected):
+def test_timm_models_with_other_heads(verify, name, options, expected):
     assert len(verify(random_model(name, **options), draws=1, controls=2)) == expected
     assert len(rt.trace(empty_model(name, **options))) == expected

@@ -1,4 +1,4 @@
-"""Permutations: the laws they obey, how they act on tensors, and the files they are kept in."""
+"""Permutations: their laws, their action on tensors, and their files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_the_models_have_what_they_are_here_for():
+def test_the_example_models_have_blocks_and_segments():
     nested = rt.trace(*MODELS["nested"]())
     assert sorted(group.shape for group in nested) == [(3,), (3, 4), (3, 4, 5)]
     grouped = rt.trace(*MODELS["grouped"]())
@@ -90,7 +90,7 @@ def test_a_permutation_and_its_inverse_are_the_identity(case, seed):
 
 @few
 @given(seeds=st.tuples(SEEDS, SEEDS))
-def test_composing_is_applying_one_after_the_other(case, seeds):
+def test_composing_equals_applying_in_sequence(case, seeds):
     model, graph = case
     first, second = map(graph.random, seeds)
     state = model.state_dict()
@@ -114,7 +114,7 @@ def test_the_identity_moves_nothing(case):
     assert graph.compose(graph.identity(), permutation) == permutation == graph.compose(permutation, graph.identity())
 
 
-def test_undoing_gives_the_weights_back(case):
+def test_the_inverse_restores_the_weights(case):
     model, graph = case
     permutation, state = graph.random(7), model.state_dict()
     moved = graph.apply(permutation, state)
@@ -122,7 +122,7 @@ def test_undoing_gives_the_weights_back(case):
     assert equal(graph.apply(graph.invert(permutation), moved), state)
 
 
-def test_random_is_decided_by_its_seed(case):
+def test_random_is_determined_by_its_seed(case):
     _, graph = case
     torch.manual_seed(1)
     first = graph.random(5)
@@ -174,7 +174,7 @@ def test_rows_of_an_inner_permutation_are_addressed_by_the_new_position(grouped)
             assert moved[h, d] == old[permutation[blocks.name][h], permutation[inner.name][h, d]]
 
 
-def test_some_tensors_alone(case):
+def test_a_subset_of_tensors_can_be_permuted(case):
     model, graph = case
     permutation, state = graph.random(0), model.state_dict()
     name = next(iter(state))
@@ -183,7 +183,7 @@ def test_some_tensors_alone(case):
     assert torch.equal(some[name], graph.apply(permutation, state)[name])
 
 
-def test_gradients_move_like_weights(grouped):
+def test_gradients_are_permuted_like_weights(grouped):
     model, graph = grouped
     x = torch.rand(2, 3, 5, 5)
     permutation = graph.random(0)
@@ -200,7 +200,7 @@ def test_gradients_move_like_weights(grouped):
         torch.testing.assert_close(moved[name], expected[name], rtol=1e-9, atol=1e-9)
 
 
-def test_what_was_given_is_not_touched(case):
+def test_arguments_are_not_modified(case):
     model, graph = case
     state = model.state_dict()
     copies = {name: tensor.clone() for name, tensor in state.items()}
@@ -210,7 +210,7 @@ def test_what_was_given_is_not_touched(case):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64])
-def test_the_type_is_kept(grouped, dtype):
+def test_the_dtype_is_kept(grouped, dtype):
     model, graph = grouped
     weight = (model[0].weight.detach() * 100).to(dtype)
     moved = graph.apply(graph.random(0), {"0.weight": weight})["0.weight"]
@@ -235,7 +235,7 @@ def test_memory_order_does_not_matter(grouped):
         assert torch.equal(graph.apply(graph.random(0), {"0.weight": other})["0.weight"], expected)
 
 
-# ---------------------------------------------------------------------- what does not belong together
+# ---------------------------------------------------------------------- mismatches
 
 
 def test_a_permutation_of_another_graph_is_refused(grouped):
@@ -292,13 +292,13 @@ def test_the_fingerprint_needs_no_weights():
     assert rt.trace(empty_model("test_vit")).fingerprint == rt.trace(random_model("test_vit")).fingerprint
 
 
-def test_the_fingerprint_tells_models_apart():
+def test_the_fingerprint_distinguishes_models():
     graphs = [rt.trace(*build()) for build in MODELS.values()]
     graphs.append(rt.trace(random_model("test_vit", num_classes=7)))
     assert len({graph.fingerprint for graph in graphs}) == len(graphs) == len(set(graphs))
 
 
-def test_a_graph_survives_its_file(case, tmp_path):
+def test_a_graph_round_trips_through_its_file(case, tmp_path):
     model, graph = case
     graph.save(tmp_path / "graph.json")
     loaded = rt.PermutationGraph.load(tmp_path / "graph.json")
@@ -314,14 +314,14 @@ def test_a_graph_survives_its_file(case, tmp_path):
     assert loaded.invert(permutation) == graph.invert(permutation)
 
 
-def test_a_permutation_survives_its_file(case, tmp_path):
+def test_a_permutation_round_trips_through_its_file(case, tmp_path):
     _, graph = case
     permutation = graph.random(0)
     permutation.save(tmp_path / "permutation.safetensors")
     assert rt.Permutation.load(tmp_path / "permutation.safetensors") == permutation
 
 
-def test_a_file_is_whole_or_not_there(grouped, tmp_path):
+def test_files_are_written_atomically(grouped, tmp_path):
     _, graph = grouped
     broken = rt.Permutation(graph.fingerprint, {"0": "no tensor"})
     with pytest.raises(AttributeError):
@@ -366,7 +366,7 @@ BROKEN = [write_text, write_json, write_list, write_binary, write_nothing, write
 
 @pytest.mark.parametrize("kind", [rt.Permutation, rt.PermutationGraph])
 @pytest.mark.parametrize("write", BROKEN)
-def test_a_file_that_is_something_else_is_refused(kind, write, tmp_path):
+def test_an_unrelated_file_is_refused(kind, write, tmp_path):
     path = tmp_path / "file"
     write(path)
     with pytest.raises(rt.PermutationError, match=str(path)):

@@ -1,4 +1,4 @@
-"""Random programs: whatever a model does with its parameters, the permutations of its graph must not change it.
+"""Random programs: the permutations of a graph must not change the result, whatever a model does with its parameters.
 
 Hypothesis draws a program of a few operators on a few small parameters, and shrinks one that fails. A program is a list
 of expressions: `t[0]`, `t[1]` … are the parameters, then the results so far. What no later step uses is contracted to a
@@ -340,7 +340,7 @@ def test_many_long_random_programs_keep_their_values(program):
     verify(program)
 
 
-# What random programs have found, so that it is not found again.
+# Programs that once failed.
 FOUND = [
     # Rows that meet all other rows have one inner axis, also where rows are used apart.
     ([(3, 4)], ["t[0] @ t[0].t()", "(lambda c: c[1] * c[2])(t[0].unbind(0))"]),
@@ -370,7 +370,7 @@ FOUND = [
     ([(3, 4)], ["F.avg_pool1d(t[0], 3, 1, 1)", "t[1] + t[0]"]),
     ([(3, 4)], ["t[0].cumsum(1)"]),
     ([(3, 4)], ["t[0].roll(1, 1)", "t[0] * t[1]"]),
-    # An axis that is there twice, (2 × 3) · (2 × 3), is dealt out as 2 · (3 × 2 × 3): which 3 goes with which 2?
+    # An axis that occurs twice, (2 × 3) · (2 × 3), is regrouped as 2 · (3 × 2 × 3): which 3 belongs to which 2?
     ([(6, 2)], ["t[0] @ t[0].t()", "t[1] * t[1]", "t[2].reshape(2, 18)"]),
     ([(6, 6)], ["t[0].repeat(1, 2)", "t[0] @ t[0]", "t[1].reshape(6, 4, 3)", "F.pad(t[3], (2, 2))"]),
 ]
@@ -378,5 +378,5 @@ FOUND = [
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(("shapes", "steps"), FOUND)
-def test_what_was_found(shapes, steps, end):
+def test_programs_that_once_failed(shapes, steps, end):
     verify(Program(tuple(shapes), tuple(steps), (end,) * 9))

@@ -1,7 +1,7 @@
 """Every operator rule, on the smallest model that has the operator.
 
 A row names the operator, a function that calls it, the shapes of the function's arguments (parameters; or buffers, see
-`buffer`), and the groups that must come out: "3 4 2*5" stands for two plain groups, of 3 and 4 elements, and one of 5
+`buffer`), and the expected groups: "3 4 2*5" stands for two plain groups, of 3 and 4 elements, and one of 5
 elements that varies over 2 blocks.
 
 The model contracts every output with one vector for each of its axes, so an axis is free unless the rule pins it, and
@@ -12,7 +12,9 @@ contract outputs with one tensor of the same shape instead: there, only what the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from torch.utils import _pytree as pytree
 import hf_retarget as rt
 from hf_retarget.errors import RuleError
 from hf_retarget.graph.build import build
-from hf_retarget.graph.rules import lookup, registered, rule
+from hf_retarget.graph.rules import lookup, registered, registry, rule
 from hf_retarget.graph.trace import export
 
 aten = torch.ops.aten
@@ -282,7 +284,7 @@ def test_recurrent(row):
 
 # ---------------------------------------------------------------------- reductions and orders
 
-# What is reduced is held by the argument alone, so it may vary over all that is not reduced.
+# A reduced axis is held only by the argument, so it may vary over all axes that are not reduced.
 REDUCTIONS: list[Row] = [
     ("aten.sum", lambda x: x.sum(1), [(3, 4, 5)], "3 5 3*5*4"),
     ("aten.sum", lambda x: x.sum((0, -1), keepdim=True), [(3, 4, 5)], "4 4*3 4*3*5"),
@@ -414,7 +416,7 @@ SHAPES: list[Row] = [
     ("aten.split_with_sizes", lambda x: aten.split_with_sizes(x, [2, 3]), [(5, 4)], "2 3 4 4"),
     ("aten.tensor_split", lambda x: x.tensor_split([2]), [(5, 4)], "2 3 4 4"),
     ("aten.unbind", lambda x: x.unbind(1), [(3, 2, 4)], "3 3 4 4"),
-    # What is left over is used nowhere, and its axes vary over one another.
+    # The remainder is unused, so its axes vary over one another.
     ("aten.select", lambda x: x[1], [(2, 3, 4)], "3 4 3 3*4"),
     ("aten.select", lambda x: x.select(-1, -1), [(3, 4, 2)], "3 4 3 3*4"),
     ("aten.narrow", lambda x: x.narrow(0, -3, 3), [(5, 4)], "3 4 2 2*4"),
@@ -452,7 +454,7 @@ COPIES: list[Row] = [
     ("aten.glu", F.glu, [(3, 8)], "3 4"),
 ]
 
-# A tensor that is alike everywhere knows nothing of the axes of the one that gave its size.
+# A uniform tensor is independent of the axes of the tensor that gave its size.
 UNIFORM: list[Row] = [
     ("aten.empty_like", lambda x: torch.empty_like(x).copy_(x), [(3, 4)], "3 4"),
     ("aten.new_empty", lambda x: x.new_empty(3, 4).copy_(x), [(3, 4)], "3 4"),
@@ -614,7 +616,7 @@ def test_pointwise(row):
 
 
 @rows(VIEWS)
-def test_writing_to_views(row):
+def test_writes_through_views(row):
     verify_row(row)
 
 
@@ -654,7 +656,7 @@ JOINTLY: list[Row] = [
 
 
 @rows(JOINTLY)
-def test_what_operators_hold(row):
+def test_tensors_held_inside_operators(row):
     verify_row(row, jointly=True)
 
 
@@ -685,7 +687,7 @@ def test_every_rule_has_a_row():
     assert set(registered()) - {rule_of(operator) for operator, *_ in REGISTERED} == set()
 
 
-def test_every_row_is_about_a_rule():
+def test_every_row_belongs_to_a_rule():
     assert [operator for operator, *_ in REGISTERED if rule_of(operator) is None] == []
 
 
@@ -699,6 +701,14 @@ def test_pointwise_rows_need_no_rule():
 def test_an_operator_has_one_rule():
     with pytest.raises(RuleError, match=r"'aten.linear' already has a rule"):
         rule(aten.linear, "... i, o i, o -> ... o")
+
+
+def test_the_row_in_contributing_is_a_rule(monkeypatch):
+    contributing = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    (row,) = re.findall(r"^rule\(.*\)$", contributing.read_text(encoding="utf-8"), re.MULTILINE)
+    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+    exec(row, {"rule": rule, "aten": aten})
+    verify_row(("aten.cdist", torch.cdist, [(3, 4), (5, 4)], "3 4 5"))
 
 
 def test_a_malformed_row_is_refused_when_it_is_registered():

@@ -1,11 +1,11 @@
-"""Signatures: what parses to what, and what is refused with which words."""
+"""Signatures: parsing, and the messages for invalid ones."""
 
 from __future__ import annotations
 
 import pytest
 
 from hf_retarget.errors import RuleError
-from hf_retarget.graph.signature import Signature, TensorPattern, parse, pinned
+from hf_retarget.graph.call import Signature, TensorPattern, parse, pinned
 
 
 def tensor(*head: tuple[str, ...], tail: tuple[tuple[str, ...], ...] = (), ellipsis: bool = False) -> TensorPattern:
@@ -34,11 +34,11 @@ def test_parse(text, expected):
     assert parse(text) == expected
 
 
-def test_blanks_do_not_matter():
+def test_spaces_do_not_matter():
     assert parse("(g i)   H,o->o") == parse("( g  i ) H , o -> o")
 
 
-def test_a_signature_is_parsed_once():
+def test_signatures_are_cached():
     assert parse("a b -> b a") is parse("a b -> b a")
 
 
@@ -58,7 +58,7 @@ def test_a_signature_is_parsed_once():
         ("2 n -> n", "unexpected '2'"),
     ],
 )
-def test_what_is_refused(text, message):
+def test_invalid_input_is_refused(text, message):
     with pytest.raises(RuleError, match=message) as error:
         parse(text)
     assert repr(text) in str(error.value), "the message quotes the signature"

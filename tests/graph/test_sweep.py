@@ -1,4 +1,4 @@
-"""The full sweep: every timm family, and a hundred models drawn from all others. Hours; `make test-slow` runs it."""
+"""The full sweep: every timm family, and a hundred models drawn from all others (`make test-slow`; takes hours)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verify(name: str) -> rt.PermutationGraph:
     return graph
 
 
-def test_there_is_a_row_for_every_family():
+def test_every_family_has_a_row():
     assert {row["module"] for row in FAMILIES} == set(timm.list_modules())
 
 

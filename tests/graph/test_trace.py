@@ -1,4 +1,4 @@
-"""Tracing: the caller's model stays as it is, and what cannot be traced is explained."""
+"""Tracing: the caller's model is not changed, and failures are explained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def convolutional() -> nn.Sequential:
 
 
 class Cached(nn.Module):
-    """Remembers in evaluation what it computes from its weights, as levit, tiny_vit and efficientformer_v2 do."""
+    """Caches values computed from its weights in evaluation mode, like levit, tiny_vit and efficientformer_v2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Cached(nn.Module):
         return self.out(self.first(x) * bias)
 
 
-# ---------------------------------------------------------------------- the caller's model stays as it is
+# ---------------------------------------------------------------------- the caller's model is not changed
 
 
 def use(model: nn.Module, example: Tensor) -> None:
@@ -45,7 +45,7 @@ def use(model: nn.Module, example: Tensor) -> None:
     rt.verify(model, graph, example)
 
 
-def test_weights_buffers_gradients_and_modes_are_untouched():
+def test_weights_buffers_gradients_and_modes_are_not_changed():
     model = convolutional()
     model(torch.rand(2, 3, 8, 8)).sum().backward()
     model[0].weight.requires_grad_(False)
@@ -74,7 +74,7 @@ def test_weights_buffers_gradients_and_modes_are_untouched():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_type_of_the_weights_is_kept(dtype):
+def test_the_dtype_of_the_weights_is_kept(dtype):
     model = convolutional().to(dtype)
     use(model, IMAGE.to(dtype))
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -85,7 +85,7 @@ def test_a_model_in_half_precision_has_the_same_graph():
     assert rt.trace(half, IMAGE.half()) == rt.trace(whole, IMAGE)
 
 
-def test_hooks_stay_and_still_run():
+def test_hooks_are_kept_and_still_run():
     model, seen = convolutional(), []
     handle = model[0].register_forward_hook(lambda module, inputs, output: seen.append(module))
     hooks = dict(model[0]._forward_hooks)
@@ -97,7 +97,7 @@ def test_hooks_stay_and_still_run():
     handle.remove()
 
 
-def test_caches_stay_and_do_not_disturb():
+def test_caches_are_kept_and_do_not_interfere():
     model, x = Cached().eval(), torch.rand(2, 4)
     fresh = rt.trace(Cached(), x)
     with torch.no_grad():
@@ -105,13 +105,13 @@ def test_caches_stay_and_do_not_disturb():
     (cached,) = model.attention_bias_cache.values()
     graph = rt.trace(model, x)
     result = rt.verify(model, graph, x, controls=None)
-    assert graph == fresh, "what is remembered of the weights is not a constant"
+    assert graph == fresh, "values cached from the weights are not constants"
     assert result.passed, result.verdict
     assert list(model.attention_bias_cache.values()) == [cached]
     assert next(iter(model.attention_bias_cache.values())) is cached
 
 
-def test_the_caches_of_levit_stay():
+def test_the_caches_of_levit_are_kept():
     model = random_model("levit_128s").eval()
     with torch.no_grad():
         model(torch.zeros(1, 3, 224, 224))
@@ -123,7 +123,7 @@ def test_the_caches_of_levit_stay():
     assert graph == rt.trace(empty_model("levit_128s"))
 
 
-def test_random_numbers_and_defaults_are_left_alone():
+def test_random_state_and_defaults_are_not_changed():
     model, state = convolutional(), torch.get_rng_state()
     use(model, IMAGE)
     assert torch.equal(torch.get_rng_state(), state)
@@ -131,7 +131,7 @@ def test_random_numbers_and_defaults_are_left_alone():
     assert torch.is_grad_enabled()
 
 
-def test_the_example_is_left_alone():
+def test_the_example_is_not_modified():
     example = torch.rand(2, 3, 8, 8, requires_grad=True)
     value = example.detach().clone()
     use(convolutional(), example)
@@ -142,7 +142,7 @@ def test_the_example_is_left_alone():
 # ---------------------------------------------------------------------- models of all sorts
 
 
-def test_a_model_without_memory_has_the_same_graph():
+def test_a_model_on_the_meta_device_has_the_same_graph():
     with torch.device("meta"):
         empty = convolutional()
     graph = rt.trace(empty, IMAGE)
@@ -151,12 +151,12 @@ def test_a_model_without_memory_has_the_same_graph():
     assert rt.verify(empty, graph, IMAGE, controls=None).passed
 
 
-def test_an_example_without_memory():
+def test_an_example_on_the_meta_device():
     assert rt.trace(convolutional(), IMAGE.to("meta")) == rt.trace(convolutional(), IMAGE)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-def test_the_graph_does_not_depend_on_the_caller_s_context(context):
+def test_the_graph_does_not_depend_on_the_callers_context(context):
     expected = rt.trace(convolutional(), IMAGE)
     model = convolutional()
     with context():
@@ -165,7 +165,7 @@ def test_the_graph_does_not_depend_on_the_caller_s_context(context):
     assert graph == expected
 
 
-def test_attention_is_not_hidden_in_a_fused_operator():
+def test_attention_is_not_traced_as_a_fused_operator():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.Linear(3, 8), layer, nn.Linear(8, 2)).eval().requires_grad_(False)
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_a_copy_of_a_model_can_be_traced_again():
 
 
 class Asks(nn.Module):
-    """Asks a question of a tensor before it computes."""
+    """Evaluates a condition on a tensor before it computes."""
 
     def __init__(self, question) -> None:
         super().__init__()
@@ -208,22 +208,22 @@ class Asks(nn.Module):
         (lambda x: torch.ones(x.shape[0]).sum() > 1, 0),
     ],
 )
-def test_a_question_that_shapes_answer(question, groups):
+def test_a_condition_on_shapes_is_traced(question, groups):
     model, x = Asks(question), torch.rand(2, 4)
     graph = rt.trace(model, x)
     assert len(graph) == groups
     assert rt.verify(model, graph, x).passed
 
 
-def test_a_question_that_shapes_answer_without_memory():
+def test_a_condition_on_shapes_is_traced_on_the_meta_device():
     with torch.device("meta"):
         model = Asks(lambda x: (torch.arange(x.shape[1], device="cpu") > 7).any())
     assert len(rt.trace(model, torch.rand(2, 4))) == 1
 
 
 @pytest.mark.parametrize("question", [lambda x: x.mean() > 0.2, lambda x: (x > 0.2).any()])
-def test_a_question_that_only_data_answer_is_refused(question):
-    # The example says no, another input says yes: a graph of one branch is wrong for the other.
+def test_a_condition_on_data_is_refused(question):
+    # The example takes one branch, other inputs the other: a graph of one branch is wrong for the other.
     with pytest.raises(rt.TraceError, match="Asks"):
         rt.trace(Asks(question), torch.zeros(2, 4))
 

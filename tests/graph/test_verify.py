@@ -1,4 +1,4 @@
-"""The check: right graphs pass, wrong ones fail, and it says how sure it is."""
+"""Verification: correct graphs pass, wrong ones fail, and the certainty is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def perceptron() -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """A residual branch that is multiplied by zero until it is trained."""
+    """A residual branch that is multiplied by zero before training."""
 
     def __init__(self, gamma: float = 0.0) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 
 
 def edited(graph: rt.PermutationGraph, tensor: str, edit: Callable[[Factor], Factor]) -> rt.PermutationGraph:
-    """The graph with every factor of one tensor changed."""
+    """The graph with all factors of one tensor changed."""
     layout = graph.layouts[tensor]
     blocks = tuple(block._replace(factors=tuple(map(edit, block.factors))) for block in layout.blocks)
     return replace(graph, layouts={**graph.layouts, tensor: Layout(layout.shape, blocks)})
@@ -62,7 +62,7 @@ def test_a_right_graph_passes():
 
 
 @pytest.mark.parametrize("tensor", ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight"])
-def test_a_tensor_that_is_missing_from_its_groups_is_found(tensor):
+def test_a_tensor_missing_from_its_groups_is_found(tensor):
     model = perceptron()
     result = rt.verify(model, forgotten(rt.trace(model, ROW), tensor), ROW)
     assert not result.passed
@@ -71,7 +71,7 @@ def test_a_tensor_that_is_missing_from_its_groups_is_found(tensor):
     assert result.verdict.startswith("FAILED: the graph does not preserve the function")
 
 
-def test_two_groups_taken_for_one_another_are_found():
+def test_confused_groups_are_found():
     model = perceptron()
     graph = rt.trace(model, ROW)
     for group in ("0", "2"):
@@ -80,14 +80,14 @@ def test_two_groups_taken_for_one_another_are_found():
         assert not rt.verify(model, wrong, ROW).passed
 
 
-def test_a_pinned_axis_taken_for_free_is_found():
+def test_a_pinned_axis_treated_as_free_is_found():
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6))
     graph = rt.trace(model, ROW)
     wrong = edited(graph, "1.bias", lambda factor: factor._replace(group="0"))
     assert not rt.verify(model, wrong, ROW).passed
 
 
-def test_heads_that_do_not_move_together_are_found():
+def test_heads_permuted_inconsistently_are_found():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model, x = nn.Sequential(nn.Linear(3, 8), layer, nn.Linear(8, 2)), torch.zeros(2, 5, 3)
     graph = rt.trace(model, x)
@@ -117,7 +117,7 @@ def test_bounds_that_are_buffers_keep_their_order():
     assert result.passed, result.verdict  # random bounds in the wrong order would make the output constant
 
 
-def test_buffers_count():
+def test_buffers_are_verified():
     model = Residual()
     graph = rt.trace(model, ROW)
     for buffer in ("norm.running_mean", "norm.running_var"):
@@ -125,14 +125,14 @@ def test_buffers_count():
 
 
 @pytest.mark.parametrize("tensor", ["up.bias", "down.weight", "norm.weight", "norm.bias", "gamma"])
-def test_a_zero_hides_nothing(tensor):
+def test_zero_weights_do_not_hide_errors(tensor):
     model = Residual(gamma=0.0)
     graph = rt.trace(model, ROW)
     assert rt.verify(model, graph, ROW, controls=None).passed
     assert not rt.verify(model, forgotten(graph, tensor), ROW).passed
 
 
-def test_tied_weights_are_moved_once():
+def test_tied_weights_are_permuted_once():
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -165,7 +165,7 @@ def test_controls_change_the_output():
 
 
 @pytest.mark.parametrize(("asked", "done"), [(0, 0), (1, 1), (2, 2), (8, 2), (None, 2)])
-def test_as_many_controls_as_asked_for(asked, done):
+def test_the_number_of_controls_is_as_requested(asked, done):
     model = perceptron()
     result = rt.verify(model, rt.trace(model, ROW), ROW, controls=asked)
     assert len(result.controls) == done
@@ -173,9 +173,9 @@ def test_as_many_controls_as_asked_for(asked, done):
     assert f"{done} of {done} negative controls" in result.verdict
 
 
-def test_a_check_that_cannot_tell_does_not_pass():
+def test_an_inconclusive_verification_does_not_pass():
     class Deaf(nn.Module):
-        """Its groups do not reach the output."""
+        """A model whose groups do not affect the output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -195,7 +195,7 @@ def test_a_check_that_cannot_tell_does_not_pass():
 
 
 class Casts(nn.Module):
-    """Casts to float32 in the middle of its computation, in every way there is."""
+    """Casts to float32 during its computation, in every possible way."""
 
     def __init__(self, cast: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Casts(nn.Module):
         lambda x: torch.cat([x[:, :0].float(), x], -1),
     ],
 )
-def test_hard_casts_do_not_drown_the_comparison(cast):
+def test_casts_to_float32_do_not_hide_errors(cast):
     model = Casts(cast)
     graph = rt.trace(model, ROW)
     result = rt.verify(model, graph, ROW)
@@ -242,7 +242,7 @@ def test_the_noise_floor_is_a_small_number():
     assert 0 < result.noise_floor < 1e-12
 
 
-def test_the_tolerance_decides():
+def test_the_tolerance_is_respected():
     model = perceptron()
     graph = forgotten(rt.trace(model, ROW), "0.bias")
     assert not rt.verify(model, graph, ROW, tolerance=1e-8).invariant
@@ -257,7 +257,7 @@ def test_the_same_seed_gives_the_same_figures():
     assert replace(first, seconds=0) != replace(other, seconds=0)
 
 
-def test_more_draws_find_more():
+def test_more_draws_find_larger_errors():
     model = perceptron()
     result = rt.verify(model, rt.trace(model, ROW), ROW, draws=5)
     assert result.draws == 5
@@ -283,7 +283,7 @@ def test_the_result_is_json():
     ("function", "word"),
     [(lambda x: x * 0, "only zeros"), (lambda x: (x - x) / (x - x), "NaN"), (lambda x: 1 / (x - x), "NaN or infinite")],
 )
-def test_an_output_that_tells_nothing_is_refused(function, word):
+def test_an_uninformative_output_is_refused(function, word):
     class Mute(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             return function(super().forward(x))

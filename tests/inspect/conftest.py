@@ -1,4 +1,4 @@
-"""Small permutation graphs made by hand, so that the views are tested without a trace."""
+"""Small handmade permutation graphs, to test the views without tracing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def deep_vit() -> PermutationGraph:
 
 @pytest.fixture
 def evil() -> PermutationGraph:
-    """A graph in which every name is an attack."""
+    """A graph in which every name is malicious."""
     layouts = {f"{EVIL}.weight": plain((4, 3), EVIL, None), f"last{EVIL}\x00.weight": plain((2, 4), None, EVIL)}
     return graph_of(
         layouts,

@@ -1,4 +1,4 @@
-"""Which blocks of a stack may stand for one another."""
+"""Which blocks of a stack are shown as repetitions of one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_equal_blocks_form_one_repeat_with_their_groups(vit):
     assert "blocks.3.fc1" in repeat.hidden
 
 
-def test_short_repeats_are_left_alone(gated):
+def test_short_repeats_are_not_folded(gated):
     assert repeated_blocks(gated) == ()
     assert len(repeated_blocks(gated, shortest=2)) == 1
 
@@ -32,7 +32,7 @@ def test_short_repeats_are_left_alone(gated):
         (["weight", "a.weight"], ""),
     ],
 )
-def test_home_is_the_innermost_common_module(tensors, module):
+def test_a_groups_home_is_the_innermost_common_module(tensors, module):
     assert home(tensors) == module
 
 

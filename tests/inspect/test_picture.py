@@ -1,4 +1,4 @@
-"""The picture and the page: well-formed, complete, harmless."""
+"""The picture and the page: well-formed, complete, and safe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_picture_is_well_formed_and_contains_every_group(name, request):
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_lanes_that_live_at_the_same_time_never_share_a_column(name, request):
+def test_overlapping_lanes_never_share_a_column(name, request):
     for one, other in combinations(sketch(request.getfixturevalue(name)).lanes, 2):
         apart = one.last < other.first or other.last < one.first
         assert apart or one.column != other.column
@@ -46,7 +46,7 @@ def test_every_line_and_mark_has_a_tooltip(vit):
             assert node.find(f"{SVG}title") is not None
 
 
-def test_the_stream_is_leftmost_and_heads_lie_beside_their_insides(vit):
+def test_the_stream_is_leftmost_and_heads_are_beside_their_inner_groups(vit):
     plan = sketch(vit)
     stream = next(lane for lane in plan.lanes if lane.role is Role.STREAM)
     assert stream.column == 0
@@ -58,7 +58,7 @@ def test_the_stream_is_leftmost_and_heads_lie_beside_their_insides(vit):
         assert bundle[0].role is Role.HEADS
 
 
-def test_a_weight_reads_its_input_side_and_writes_its_output_side(vit):
+def test_a_weight_reads_its_input_and_writes_its_output(vit):
     rows = {row.name: row.flow for row in sketch(vit).rows}
     assert (rows["blocks.0.fc1"].reads, rows["blocks.0.fc1"].writes) == (("embed",), ("blocks.0.fc1",))
     assert rows["blocks.0.fc1"].touches == (), "its bias rides along"
@@ -104,7 +104,7 @@ def read(page: str) -> Reader:
     return reader
 
 
-def test_names_do_no_harm(evil):
+def test_names_are_escaped(evil):
     name = "<script>alert(1)</script><img src=x onerror=alert(2)>"
     root = parse(evil, name)
     assert not [node for node in root.iter() if node.tag in (f"{SVG}script", f"{SVG}img")]
@@ -133,6 +133,6 @@ def test_the_page_lists_every_axis_and_reason(vit):
     assert all(f">{reason}<" in page for reason in ("input", "output", "spatial"))
 
 
-def test_rows_of_the_table_point_at_lanes_of_the_picture(vit):
+def test_rows_of_the_table_refer_to_lanes_of_the_picture(vit):
     page = draw_page(vit, "pico")
     assert all(page.count(f'data-g="{number}"') == 3 for number in range(len(vit.groups))), "lane, label, table row"

@@ -1,4 +1,4 @@
-"""The text views: plain columns for grep, a folded table on a terminal."""
+"""The text views: plain columns for grep, and a folded table on a terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_plain_text_is_aligned(vit):
     assert all(row[at - 1] == " " and row[at] != " " for row in rows)
 
 
-def test_a_terminal_folds_blocks_that_are_alike(vit, monkeypatch):
+def test_a_terminal_folds_equal_blocks(vit, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     folded, full = text(vit, terminal=True), text(vit, everything=True, terminal=True)
     assert "blocks.0.fc1" in folded
@@ -66,7 +66,7 @@ def test_unknown_operators_are_named(evil):
     assert "No axis rule for" in text(evil)
 
 
-def test_rich_markup_in_a_name_is_only_text(vit):
+def test_rich_markup_in_a_name_is_shown_as_text(vit):
     renamed = replace(vit, groups=(replace(vit.groups[0], name="[red]x[/red]"), *vit.groups[1:]))
     assert "[red]x[/red]" in text(renamed)
 
@@ -86,6 +86,6 @@ def test_a_gate_inside_one_block_is_not_a_residual_stream(gated):
     assert roles["stem"] is Role.STREAM
 
 
-def test_what_a_concatenation_joins_has_a_role_of_its_own(dense):
+def test_concatenated_groups_have_their_own_role(dense):
     roles = {group.name: group.role for group in summarise(dense, "pico").groups}
     assert roles == {"stem": Role.SEGMENT, "a": Role.SEGMENT, "b": Role.INNER}

@@ -1,4 +1,4 @@
-"""Where points lie between models, and what weights they have: exactly those of the models at the corners."""
+"""Positions and weights of points between models; corners have exactly the models' weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def basis():
     return span([make(0), make(1), make(2)], NAMES, "abc")
 
 
-def test_the_corners_have_exactly_the_weights_of_the_models(basis):
+def test_corners_have_exactly_the_weights_of_the_models(basis):
     for number in range(3):
         found = mix(basis.corners, corner(number))
         assert all(torch.equal(found[name], basis.corners[number][name]) for name in NAMES)
@@ -61,7 +61,7 @@ def test_the_places_of_the_corners_give_their_shares(basis):
         assert basis.shares(*place) == pytest.approx(corner(number), abs=1e-12)
 
 
-def test_the_middle_is_the_mean_within_a_bit_of_float32(basis):
+def test_the_middle_is_the_mean_up_to_one_bit(basis):
     middle = mix(basis.corners, (1 / 3, 1 / 3, 1 / 3))
     x, y = (sum(place[axis] for place in basis.places) / 3 for axis in (0, 1))
     assert basis.shares(x, y) == pytest.approx((1 / 3,) * 3)
@@ -70,27 +70,27 @@ def test_the_middle_is_the_mean_within_a_bit_of_float32(basis):
         assert torch.allclose(middle[name], exact.float(), rtol=2**-23, atol=0)
 
 
-def test_a_model_mixed_with_itself_stays_as_it_is():
+def test_mixing_a_model_with_itself_changes_nothing():
     model = make(3, scale=1e-3)
     for share in (0.1, 1 / 3, 0.7, 1.3):
         found = mix([model, model], (1.0 - share, share))
         assert all(torch.equal(found[name], model[name]) for name in NAMES)
 
 
-def test_other_tensors_are_those_of_the_first_and_halves_stay_halves():
+def test_integer_tensors_are_those_of_the_first_and_dtypes_are_kept():
     found = mix([make(4, dtype=torch.float16), make(5, dtype=torch.float16)], (0.5, 0.5))
     assert int(found["count"]) == 4
     assert found["w"].dtype == torch.float16
 
 
-def test_an_infinite_weight_does_not_spoil_the_other_corners():
+def test_an_infinite_weight_does_not_affect_other_corners():
     broken = make(6)
     broken["w"][0, 0] = math.inf
     found = mix([make(7), broken], (1.0, 0.0))
     assert torch.equal(found["w"], make(7)["w"])
 
 
-def test_a_flat_triangle_is_told_from_a_line():
+def test_a_flat_triangle_is_distinguished_from_a_line():
     first, second = make(0), make(1)
     towards = mix([first, second], (0.4, 0.6))
     with pytest.raises(ModelError, match=r"'a', 'b' and 'c' lie on one line .* give the two at its ends"):
@@ -103,7 +103,7 @@ def test_a_flat_triangle_is_told_from_a_line():
     assert height == pytest.approx(0.05 * float(make(2)["b"].norm()), rel=0.05)
 
 
-def test_three_models_that_are_two_are_refused():
+def test_duplicates_among_three_models_are_refused():
     with pytest.raises(ModelError, match=r"'old' and 'copy' have the same weights.*give only two of them"):
         span([make(0), make(1), make(0)], NAMES, ["old", "new", "copy"])
 
@@ -111,7 +111,7 @@ def test_three_models_that_are_two_are_refused():
 # ---- the grid
 
 
-def test_the_grid_goes_around_the_corners_with_a_margin(basis):
+def test_the_grid_encloses_the_corners_with_a_margin(basis):
     grid = lay_grids(basis, 9, 0.25)[-1]
     for axis, values in ((0, grid.x), (1, grid.y)):
         low, high = (f(place[axis] for place in basis.places) for f in (min, max))
@@ -122,21 +122,23 @@ def test_the_grid_goes_around_the_corners_with_a_margin(basis):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 9, 10, 17, 20])
-def test_every_level_completes_a_finer_grid(basis, size):
+def test_each_grid_extends_the_previous_one(basis, size):
     grids = lay_grids(basis, size, 0.2)
     assert [point.shares for point in grids[0].points[:3]] == [corner(number) for number in range(3)]
     for grid in grids:
         assert len({point.shares for point in grid.points}) == len(grid.points), "nothing is scored twice"
         assert {(x, y) for x in grid.x for y in grid.y} <= {(point.x, point.y) for point in grid.points}
     for coarse, fine in pairwise(grids):
-        assert fine.points[: len(coarse.points)] == coarse.points, "what is known of a grid is the start of the next"
+        assert fine.points[: len(coarse.points)] == coarse.points, (
+            "each grid starts with the points of the previous one"
+        )
     sizes = [len(grid.x) for grid in grids]
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == size
     assert min(4, size) <= sizes[0] < 8, "the first picture comes early"
 
 
-def test_a_line_has_its_ends_once_and_exactly():
+def test_a_line_has_each_end_exactly_once():
     line = span([make(0), make(1)], NAMES, "ab")
     points = lay_grids(line, 5, 0.0)[-1].points
     assert sorted(point.x for point in points) == [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -146,6 +148,6 @@ def test_a_line_has_its_ends_once_and_exactly():
 
 
 @pytest.mark.parametrize(("size", "margin"), [(1, 0.2), (9, -0.1), (9, 11.0), (9, math.nan)])
-def test_a_grid_that_cannot_be_is_refused(basis, size, margin):
+def test_an_invalid_grid_is_refused(basis, size, margin):
     with pytest.raises(RetargetError):
         lay_grids(basis, size, margin)

@@ -1,4 +1,4 @@
-"""Planes and lines: exact at the models, the barrier, permutations, what can go wrong, and that they go on."""
+"""Planes and lines: exact scores at the models, barriers, permutations, errors and resuming."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stop(Exception):
 
 
 class Watcher:
-    """Pulls the plug after so many points."""
+    """Interrupts the run after this number of points."""
 
     def __init__(self, after: int = 10**9) -> None:
         self.after, self.lines, self.seen = after, [], 0
@@ -62,7 +62,7 @@ def survey(models, colours, **options):
 
 
 def own_score(model: nn.Module, colours) -> dict:
-    """The score of a model after a reset of BatchNorm, by the parts that a port uses."""
+    """The score of a model after a reset of BatchNorm, computed as in a port."""
     from hf_retarget.data import choose_preprocess, derive_seed, load_data
     from hf_retarget.evaluation.batchnorm import reset_batchnorm
     from hf_retarget.evaluation.scorer import score_model, set_layout
@@ -76,7 +76,7 @@ def own_score(model: nn.Module, colours) -> dict:
     return {"loss": found.loss, "top1": found.top1, "top5": found.top5}
 
 
-def test_at_the_corners_there_are_exactly_the_scores_of_the_models(nets, colours):
+def test_corners_have_exactly_the_scores_of_the_models(nets, colours):
     figures = survey(nets, colours, grid=3).figures
     for number, (entry, net) in enumerate(zip(figures["models"], nets, strict=True)):
         expected = own_score(net, colours)
@@ -98,7 +98,7 @@ def test_a_point_between_has_the_score_of_the_mean_weights(nets, colours):
     assert {name: middle[name] for name in expected} == expected
 
 
-def test_scoring_leaves_the_models_as_they_were(nets, colours):
+def test_scoring_does_not_change_the_models(nets, colours):
     before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in nets]
     survey(nets, colours, grid=2)
     for net, state in zip(nets, before, strict=True):
@@ -113,7 +113,7 @@ def test_a_line_from_a_model_to_itself_has_no_barrier(norm, colours):
     assert "the same weights" in result.figures["notes"][-1]
 
 
-def test_a_permuted_copy_is_brought_back_by_matching_or_by_its_permutation(nets, colours, tmp_path):
+def test_a_permuted_copy_is_aligned_by_matching_or_its_permutation(nets, colours, tmp_path):
     net = nets[0]
     graph = rt.trace(net, torch.zeros(2, 3, 12, 12))
     moved = graph.random(seed=1)
@@ -137,7 +137,7 @@ def test_a_permuted_copy_is_brought_back_by_matching_or_by_its_permutation(nets,
     assert again.barrier["loss"] == 0.0
 
 
-def test_without_minibatches_the_stored_statistics_count(nets, colours):
+def test_without_minibatches_stored_statistics_are_mixed(nets, colours):
     with torch.no_grad():
         nets[1][1].running_mean.add_(0.3)
     found = survey(nets[:2], colours, grid=2, overrides={"port.bn_batches": 0})
@@ -153,7 +153,7 @@ def test_the_images_can_be_chosen(nets, colours):
     assert survey(nets[:2], colours, grid=2, split="validation", limit=999).figures["data"]["images"] == 15
 
 
-def test_a_loss_beyond_all_numbers_is_null(colours):
+def test_an_infinite_loss_is_null(colours):
     wild = make_net(1, norm=False)
     with torch.no_grad():
         wild[-1].weight.copy_(3e38 * torch.randn(3, 12).sign())
@@ -163,7 +163,7 @@ def test_a_loss_beyond_all_numbers_is_null(colours):
     assert json.loads(json.dumps(result.figures, allow_nan=False))
 
 
-def test_the_barrier_is_measured_from_the_line_between_the_ends():
+def test_the_barrier_is_relative_to_interpolation_between_the_ends():
     points = [{"x": x / 4, "loss": 1.0 + x / 4, "top1": 0.8 - x / 10} for x in range(5)]
     assert find_barrier(points)["loss"] == pytest.approx(0.0, abs=1e-15)
     points[1] = {"x": 0.25, "loss": 2.0, "top1": 0.2}
@@ -195,7 +195,7 @@ def test_a_folder_has_figures_tables_and_pictures(nets, colours, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_a_first_picture_comes_early_and_a_killed_run_goes_on_to_the_same_result(nets, colours, tmp_path):
+def test_a_coarse_picture_comes_early_and_a_killed_run_resumes_to_the_same_result(nets, colours, tmp_path):
     options = {"grid": 9, "limit": 6}
     whole = survey(nets, colours, **options, out=tmp_path / "whole").figures
     out = tmp_path / "plane"
@@ -211,7 +211,7 @@ def test_a_first_picture_comes_early_and_a_killed_run_goes_on_to_the_same_result
         survey(nets, colours, **options, out=out)
     with pytest.raises(rt.RetargetError, match="'images' was 6 and is 5 now"):
         survey(nets, colours, **{**options, "limit": 5}, out=out, resume=True)
-    with pytest.raises(rt.RetargetError, match="'models' was"):
+    with pytest.raises(rt.RetargetError, match="'models' had"):
         survey(nets[::-1], colours, **options, out=out, resume=True)
     watcher = Watcher()
     resumed = survey(nets, colours, **options, out=out, resume=True, progress=watcher).figures
@@ -226,7 +226,7 @@ def test_a_first_picture_comes_early_and_a_killed_run_goes_on_to_the_same_result
         survey(nets, colours, **options, out=out)
 
 
-def test_points_that_are_damaged_are_scored_again(nets, colours, tmp_path):
+def test_damaged_points_are_scored_again(nets, colours, tmp_path):
     options, out = {"grid": 3, "limit": 6}, tmp_path / "plane"
     whole = survey(nets, colours, **options).figures["points"]
     with pytest.raises(Stop):
@@ -242,7 +242,7 @@ def test_points_that_are_damaged_are_scored_again(nets, colours, tmp_path):
     assert survey(nets, colours, **options, out=out, resume=True).figures["points"] == whole
 
 
-def test_strange_files_are_not_touched(nets, colours, tmp_path):
+def test_unrelated_files_are_not_touched(nets, colours, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     for overwrite in (False, True):
         with pytest.raises(rt.RetargetError, match=r"thesis\.tex"):
@@ -251,7 +251,7 @@ def test_strange_files_are_not_touched(nets, colours, tmp_path):
         survey(nets, colours, out=tmp_path / "thesis.tex")
 
 
-# ---- what can go wrong
+# ---- errors
 
 
 def test_models_that_do_not_fit_are_refused(nets, colours, tmp_path):
@@ -279,7 +279,7 @@ def test_three_models_on_a_line_are_refused(nets, colours):
         survey({"a": nets[0], "b": nets[1], "c": between}, colours)
 
 
-def test_other_labels_are_refused(tmp_path, gray_resnet, labelled, colours):
+def test_different_labels_are_refused(tmp_path, gray_resnet, labelled, colours):
     names = [("blue", "green", "red"), ("blue", "red", "green")]
     folders = [
         labelled(tmp_path / str(number), "test_resnet", labels, num_classes=3) for number, labels in enumerate(names)
@@ -303,7 +303,7 @@ def test_other_labels_are_refused(tmp_path, gray_resnet, labelled, colours):
         ({"margin": -1.0}, "the margin is -1"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, message, nets, colours):
+def test_invalid_options_are_refused(options, message, nets, colours):
     with pytest.raises(rt.RetargetError, match=message):
         survey({"a": nets[0], "b": nets[1]}, colours, **options)
 
@@ -314,7 +314,7 @@ def test_a_permutation_of_another_graph_is_refused(nets, colours):
         survey({"a": nets[0], "b": nets[1]}, colours, permute={"b": other.identity()})
 
 
-def test_names_tell_references_apart():
+def test_names_distinguish_references():
     assert shorten_names(["x/a", "y/b"]) == ["a", "b"]
     assert shorten_names(["x/a/m", "y/a/m", "y/b/m"]) == ["x/a/m", "y/a/m", "y/b/m"]
     assert shorten_names(["m/", "m"]) == ["m", "m (2)"]
@@ -323,7 +323,7 @@ def test_names_tell_references_apart():
 # ---- the report of a port
 
 
-def test_a_plane_becomes_part_of_the_report_of_a_port(colours, tmp_path):
+def test_a_plane_is_added_to_the_report_of_a_port(colours, tmp_path):
     old, new = make_net(0), make_net(1)
     tuned = make_net(0)
     with torch.no_grad():

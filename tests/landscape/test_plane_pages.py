@@ -1,4 +1,4 @@
-"""The pictures and pages of planes, from figures alone: names that do harm, odd values, and a real browser."""
+"""The pictures and pages of planes, from figures alone: malicious names, unusual values, and a real browser."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make_figures(models: int = 3, size: int = 6, scale: float = 1.0, loss=lambda
         {"models": 2, "loss": lambda x, y: None},
     ],
 )
-def test_any_figures_make_a_picture(options):
+def test_unusual_figures_are_drawn(options):
     chart = draw_plane(make_figures(**options))
     assert ElementTree.fromstring(chart.svg).tag.endswith("svg")
     assert chart.png.startswith(b"\x89PNG")
@@ -77,7 +77,7 @@ def test_any_figures_make_a_picture(options):
     assert len(chart.svg) < 600_000, "however fine the grid"
 
 
-def test_a_page_of_somebody_else_stays_as_it_is(tmp_path):
+def test_a_page_of_another_origin_is_not_changed(tmp_path):
     (tmp_path / "report.html").write_text("<html></html>")
     with pytest.raises(RetargetError, match="not the report of a port"):
         show_in_report(tmp_path / "report.html", make_figures())

@@ -67,11 +67,7 @@ class Accounts:
         return iter(self._users.values())
 
     def add(self, name: str, organisations: tuple[str, ...] = ()) -> User:
-        """Open an account, or change the organisations of one; tokens follow from the name and are no secret.
-
-        >>> Accounts(Path("/nowhere/users.json")).add("ada").token  # doctest: +SKIP
-        'hf_ada_write'
-        """
+        """Open an account, or change the organisations of one; tokens follow from the name and are no secret."""
         user = User(name, tuple(organisations), f"hf_{name}_write", f"hf_{name}_read")
         self._users[name] = user
         write_atomically(self._file, json.dumps([asdict(each) for each in self]).encode())

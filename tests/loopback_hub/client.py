@@ -68,20 +68,12 @@ class Client:
         }
 
     def run(self, *command: str | Path, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command; what it printed and its exit status come back, whatever they are.
-
-        >>> client.run(sys.executable, "-m", "hf_retarget", "push", folder, "ada/vit").returncode  # doctest: +SKIP
-        0
-        """
+        """Run a command; what it printed and its exit status come back, whatever they are."""
         settings: dict[str, Any] = {"env": self.environment, "capture_output": True, "text": True, "timeout": timeout}
         return subprocess.run([str(part) for part in command], check=False, **settings | options)
 
     def python(self, code: str, *arguments: str | Path, timeout: float = 120) -> Any:
-        """Run code that ends by printing JSON, and give that back; `sys.argv[1:]` are the arguments.
-
-        >>> client.python("import json, huggingface_hub as h; print(json.dumps(h.whoami()['name']))")  # doctest: +SKIP
-        'ada'
-        """
+        """Run code that ends by printing JSON, and give that back; `sys.argv[1:]` are the arguments."""
         done = self.run(sys.executable, "-c", dedent(code), *arguments, timeout=timeout)
         if done.returncode != 0:
             raise AssertionError(f"The client failed with {done.returncode}:\n{done.stderr}\n{done.stdout}")
@@ -91,8 +83,5 @@ class Client:
         """Like `python`, with `api`, `hf_hub_download`, `Add` and so on at hand; `answer(value)` gives a value back.
 
         `failure(call, …)` makes the call and words the error it ends in, or is None.
-
-        >>> client.ask('answer([api.whoami()["name"], failure(api.model_info, "ada/none")])')  # doctest: +SKIP
-        ['ada', 'RepositoryNotFoundError: 404 Client Error…']
         """
         return self.python(PRELUDE + dedent(code), *arguments, timeout=timeout)

@@ -23,13 +23,7 @@ MEGABYTE = 1 << 20
 
 
 class Hub:
-    """A Hub on loopback. What it holds is in `root` and is there again the next time.
-
-    >>> with Hub(tmp_path / "hub") as hub:  # doctest: +SKIP
-    ...     ada = hub.add_user("ada")
-    ...     hub.repository("ada/vit", {"config.json": b"{}"})
-    ...     hub.client(token=ada.token).python("import huggingface_hub as h; print(h.model_info('ada/vit').sha)")
-    """
+    """A Hub on loopback. What it holds is in `root` and is there again the next time."""
 
     def __init__(
         self,
@@ -67,11 +61,7 @@ class Hub:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """A time in which nobody answers.
-
-        >>> with hub.down():  # doctest: +SKIP
-        ...     client.python("…")
-        """
+        """A time in which nobody answers."""
         self.stop()
         try:
             yield
@@ -150,10 +140,7 @@ class Hub:
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """The next call of a route is answered with a status; `times=None` for all calls from now on.
-
-        >>> hub.fail("commit", 429, retry_after=1)  # doctest: +SKIP
-        """
+        """The next call of a route is answered with a status; `times=None` for all calls from now on."""
         wait = {} if retry_after is None else {"Retry-After": str(retry_after)}
         self.inject(Fault(route, status=status, headers={**wait, **(headers or {})}, **options))
 

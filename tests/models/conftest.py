@@ -14,7 +14,7 @@ from torch import nn
 
 
 def saved(folder: Path, name: str = "test_resnet", *, seed: int = 0, half: bool = False, **options: Any) -> Path:
-    """A model of timm with random weights, saved by timm itself."""
+    """A timm model with random weights, saved by timm."""
     torch.manual_seed(seed)
     labels = options.pop("labels", None)
     model = timm.create_model(name, **options)
@@ -34,7 +34,7 @@ def saved(folder: Path, name: str = "test_resnet", *, seed: int = 0, half: bool 
 
 @pytest.fixture(scope="session")
 def files() -> Callable[[Path], dict[str, Path]]:
-    """What is in a folder, for `hub.repository(id, files(folder))`."""
+    """The content of a folder, for `hub.repository(id, files(folder))`."""
     return lambda folder: {path.name: path for path in folder.iterdir()}
 
 

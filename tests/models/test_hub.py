@@ -1,4 +1,4 @@
-"""Models on the Hub: one commit for all files, the cache when offline, and what each refusal means."""
+"""Models on the Hub: one commit for all files, the cache when offline, and the meaning of each refusal."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_all_files_come_from_one_commit(tmp_path, save, connected, files, refere
     assert torch.equal(checkpoint.weights["fc.weight"], load_file(folder / "model.safetensors")["fc.weight"])
     weights = [each.path for each in connected.log.of("resolve") if each.path.endswith("model.safetensors")]
     assert weights
-    assert all(f"/resolve/{commit}/" in path for path in weights), "the weights were asked for by branch"
+    assert all(f"/resolve/{commit}/" in path for path in weights), "the weights were requested by branch"
 
 
-def test_what_was_loaded_once_is_there_when_offline(tmp_path, save, connected, files, monkeypatch):
+def test_downloaded_models_are_available_offline(tmp_path, save, connected, files, monkeypatch):
     connected.repository("org/net", files(save(tmp_path / "saved", num_classes=4)))
     online = load_checkpoint("org/net")
     with connected.down():
@@ -49,7 +49,7 @@ def test_what_was_loaded_once_is_there_when_offline(tmp_path, save, connected, f
         load_checkpoint("test_vit.r160_in1k")
 
 
-def test_a_name_of_timm(tmp_path, save, connected, files):
+def test_a_timm_name_is_resolved(tmp_path, save, connected, files):
     repository = connected.repository("timm/test_resnet.r160_in1k", files(save(tmp_path / "saved")))
     checkpoint = load_checkpoint("test_resnet.r160_in1k")
     assert (checkpoint.architecture, checkpoint.num_classes) == ("test_resnet", 1000)
@@ -80,7 +80,7 @@ def test_shards_and_pickles(tmp_path, save, connected, files):
         load_checkpoint("org/shards")
 
 
-def test_an_offline_pickle_is_named_as_such(tmp_path, save, connected, files, monkeypatch):
+def test_an_offline_pickle_is_named(tmp_path, save, connected, files, monkeypatch):
     folder = save(tmp_path / "saved", num_classes=4)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -103,7 +103,7 @@ def test_an_offline_pickle_is_named_as_such(tmp_path, save, connected, files, mo
         ("license: [", {}),
     ],
 )
-def test_the_licence_is_that_of_the_card(tmp_path, save, connected, files, card, licence):
+def test_the_licence_comes_from_the_card(tmp_path, save, connected, files, card, licence):
     folder = save(tmp_path / "saved", num_classes=4)
     config = json.loads((folder / "config.json").read_text())
     config["pretrained_cfg"].pop("license", None)
@@ -113,7 +113,7 @@ def test_the_licence_is_that_of_the_card(tmp_path, save, connected, files, card,
     assert {name: found[name] for name in ("license", "license_link") if name in found} == licence
 
 
-def test_refusals(tmp_path, save, connected, files):
+def test_refusals_are_explained(tmp_path, save, connected, files):
     connected.repository("org/net", files(save(tmp_path / "saved", num_classes=4)))
     with pytest.raises(ModelError, match="no model 'org/nett' on the Hub"):
         load_checkpoint("org/nett")
@@ -147,7 +147,7 @@ TROUBLE = {
 
 
 @pytest.mark.parametrize("faults", TROUBLE.values(), ids=TROUBLE)
-def test_trouble_that_passes(tmp_path, save, connected, files, faults):
+def test_temporary_failures_are_retried(tmp_path, save, connected, files, faults):
     folder = save(tmp_path / "saved", num_classes=4)
     connected.repository("org/net", files(folder))
     for fault in faults:
@@ -167,7 +167,7 @@ FOR_GOOD = {
 
 
 @pytest.mark.parametrize(("fault", "message"), FOR_GOOD.values(), ids=FOR_GOOD)
-def test_trouble_that_stays_is_one_line_and_leaves_the_cache_whole(
+def test_permanent_failures_give_one_line_and_an_intact_cache(
     tmp_path, save, connected, files, fault, message, monkeypatch
 ):
     monkeypatch.setenv("HF_RETARGET_HUB_PATIENCE", "1")
@@ -181,13 +181,13 @@ def test_trouble_that_stays_is_one_line_and_leaves_the_cache_whole(
     assert not list((tmp_path / "cache").rglob("*.incomplete"))
 
 
-def test_nobody_is_there(connected, monkeypatch):
+def test_an_unreachable_hub_is_reported(connected, monkeypatch):
     monkeypatch.setenv("HF_RETARGET_HUB_PATIENCE", "1")
     with connected.down(), pytest.raises(ModelError, match=r"no connection .*; try again later"):
         load_checkpoint("org/net")
 
 
-def test_weights_in_an_older_form_are_read_as_timm_reads_them(tmp_path, save):
+def test_weights_in_an_older_format_are_read_like_timm_does(tmp_path, save):
     """A vision transformer for 64 pixels under a configuration for 32: timm resizes its position table."""
     folder = save(tmp_path, "test_vit", num_classes=3, img_size=64)
     config = json.loads((folder / "config.json").read_text())
@@ -203,7 +203,7 @@ def test_revisions_are_split_off():
     assert split_revision("hf-hub:org/net@refs/pr/1") == ("org/net", "refs/pr/1")
 
 
-def test_what_timm_would_fill_with_random_numbers_is_refused(tmp_path, save):
+def test_weights_that_timm_would_replace_by_random_ones_are_refused(tmp_path, save):
     """timm drops a first convolution of four channels if the model has five, and says so only in its log."""
     folder = save(tmp_path, num_classes=3, in_chans=4)
     config = json.loads((folder / "config.json").read_text())

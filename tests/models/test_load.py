@@ -1,4 +1,4 @@
-"""References of every kind lead to the weights they name, and bad ones to one clear sentence."""
+"""References of every kind are resolved to their weights, and bad ones give one clear sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_retarget.models import load_checkpoint
 
 
 class Tiny(nn.Module):
-    """A factory that knows nothing of num_classes."""
+    """A factory without a num_classes argument."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet", "test_convnext"])
-def test_a_folder_of_timm(tmp_path, save, name):
+def test_a_timm_folder_is_loaded(tmp_path, save, name):
     folder = save(tmp_path, name, num_classes=7, labels=list("abcdefg"))
     checkpoint = load_checkpoint(folder)
     assert (checkpoint.architecture, checkpoint.num_classes, checkpoint.labels) == (name, 7, tuple("abcdefg"))
@@ -58,14 +58,14 @@ def test_a_folder_of_timm(tmp_path, save, name):
     assert not model.training
 
 
-def test_options_from_the_config_and_their_input(tmp_path, save):
+def test_options_come_from_the_configuration(tmp_path, save):
     checkpoint = load_checkpoint(f"local-dir:{save(tmp_path, 'test_vit', in_chans=1, img_size=32, num_classes=3)}")
     assert checkpoint.options == {"in_chans": 1, "img_size": 32}
     assert checkpoint.config["input_size"] == (1, 32, 32)
     assert checkpoint.build()(torch.rand(1, 1, 32, 32)).shape == (1, 3)
 
 
-def test_half_precision_stays_stored_and_is_computed_in_float32(tmp_path, save):
+def test_half_precision_is_kept_and_computed_in_float32(tmp_path, save):
     checkpoint = load_checkpoint(save(tmp_path, half=True, num_classes=3))
     assert checkpoint.dtype == torch.float16
     assert {tensor.dtype for tensor in checkpoint.weights.values()} == {torch.float16, torch.int64}
@@ -73,7 +73,7 @@ def test_half_precision_stays_stored_and_is_computed_in_float32(tmp_path, save):
     assert next(checkpoint.build().parameters()).dtype == torch.float32
 
 
-def test_another_number_of_classes_gets_a_new_head_from_the_seed(tmp_path, save):
+def test_a_new_number_of_classes_gets_a_seeded_head(tmp_path, save):
     checkpoint = load_checkpoint(save(tmp_path, num_classes=3))
     before = torch.get_rng_state()
     one, same, other = (checkpoint.build(5, seed=seed).state_dict() for seed in (1, 1, 2))
@@ -85,7 +85,7 @@ def test_another_number_of_classes_gets_a_new_head_from_the_seed(tmp_path, save)
     assert all(torch.equal(one[name], checkpoint.weights[name]) for name in body)
 
 
-def test_loading_leaves_the_random_numbers_alone(tmp_path, save):
+def test_loading_does_not_change_the_random_state(tmp_path, save):
     save(tmp_path, num_classes=3)
     before = torch.get_rng_state()
     load_checkpoint(tmp_path)
@@ -114,7 +114,7 @@ def test_shards(tmp_path, save):
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod.", "model."])
-def test_a_file_with_arch_tells_its_classes(tmp_path, save, prefix):
+def test_a_file_with_arch_determines_its_classes(tmp_path, save, prefix):
     weights = load_file(save(tmp_path / "saved", num_classes=6, in_chans=1) / "model.safetensors")
     counters = [name for name in weights if name.endswith("num_batches_tracked")]
     path = tmp_path / "weights.safetensors"
@@ -129,7 +129,7 @@ def test_a_file_with_arch_tells_its_classes(tmp_path, save, prefix):
 
 
 @pytest.mark.parametrize("wrapper", [None, "state_dict", "model"])
-def test_a_pickle_only_if_allowed(tmp_path, wrapper):
+def test_pickles_are_read_only_if_allowed(tmp_path, wrapper):
     state = Tiny().state_dict()
     path = tmp_path / "run.pth"
     torch.save({wrapper: state, "epoch": 3} if wrapper else state, path)
@@ -158,7 +158,7 @@ def test_a_factory_without_num_classes(tmp_path):
     assert checkpoint.build(4)(x).shape == (2, 4)
 
 
-def test_a_module_is_copied_not_shared():
+def test_a_module_is_copied():
     model = Tiny()
     checkpoint = load_checkpoint(model)
     assert (checkpoint.architecture, checkpoint.num_classes) == ("Tiny", 3)
@@ -172,7 +172,7 @@ def test_a_module_is_copied_not_shared():
     assert model.out.out_features == 3
 
 
-def test_a_module_of_timm_is_recognised_only_if_timm_would_build_the_same():
+def test_a_timm_module_is_recognised_only_if_timm_builds_the_same():
     gray = load_checkpoint(timm.create_model("test_resnet", in_chans=1, num_classes=4))
     assert (gray.architecture, gray.options) == ("test_resnet", {"in_chans": 1})
     changed = timm.create_model("test_resnet", num_classes=4, act_layer=nn.SiLU)
@@ -190,7 +190,7 @@ def test_a_module_of_timm_is_recognised_only_if_timm_would_build_the_same():
         (["LABEL_0", "LABEL_1"], None),
     ],
 )
-def test_labels_are_read_not_invented(tmp_path, save, names, expected):
+def test_labels_are_read_and_never_invented(tmp_path, save, names, expected):
     save(tmp_path, num_classes=2)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": names}))
@@ -202,7 +202,7 @@ def rewrite(folder, **changes):
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-def test_bad_folders(tmp_path, save):
+def test_bad_folders_are_refused(tmp_path, save):
     with pytest.raises(ModelError, match="is empty"):
         load_checkpoint(tmp_path)
     save(tmp_path, num_classes=3)
@@ -235,7 +235,7 @@ def test_bad_folders(tmp_path, save):
         load_checkpoint(tmp_path, arch="test_resnet")
 
 
-def test_bad_files_and_names(tmp_path, save):
+def test_bad_files_and_names_are_refused(tmp_path, save):
     path = save(tmp_path, num_classes=3) / "model.safetensors"
     with pytest.raises(ModelError, match="is unknown; name it with --arch"):
         load_checkpoint(path)

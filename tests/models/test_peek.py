@@ -1,4 +1,4 @@
-"""A checkpoint without its numbers says what the checkpoint says, but for the numbers."""
+"""A peeked checkpoint has all facts of the checkpoint except the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import transformers
 from loopback_hub import Hub
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models import compare, list_differences, load_checkpoint, peek_checkpoint
+from hf_retarget.models import compare_checkpoints, list_differences, load_checkpoint, peek_checkpoint
 
 VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 VIT |= {"image_size": 16, "patch_size": 8, "num_labels": 3}
@@ -23,7 +23,7 @@ def assert_alike(peeked, loaded):
     assert described == [(name, tensor.shape, tensor.dtype) for name, tensor in loaded.weights.items()]
     for name in ("reference", "architecture", "library", "options", "num_classes", "labels", "config", "dtype"):
         assert getattr(peeked, name) == getattr(loaded, name), name
-    assert compare(peeked, peeked, peeked) == compare(loaded, loaded, loaded)
+    assert compare_checkpoints(peeked, peeked, peeked) == compare_checkpoints(loaded, loaded, loaded)
 
 
 @pytest.mark.parametrize(
@@ -34,20 +34,20 @@ def assert_alike(peeked, loaded):
         ("test_efficientnet", {"half": True}),
     ],
 )
-def test_models_of_timm(tmp_path, save, name, options):
+def test_timm_models(tmp_path, save, name, options):
     save(tmp_path, name, num_classes=3, labels=["a", "b", "c"], **options)
     assert_alike(peek_checkpoint(tmp_path).checkpoint, load_checkpoint(tmp_path))
     assert peek_checkpoint(tmp_path).download == 0
 
 
-def test_weights_in_an_older_form(tmp_path, save):
+def test_weights_in_an_older_format(tmp_path, save):
     folder = save(tmp_path, "test_vit", num_classes=3, img_size=64)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_args": {"img_size": 32}}))
     assert_alike(peek_checkpoint(folder).checkpoint, load_checkpoint(folder))
 
 
-def test_files_modules_and_models_of_transformers(tmp_path, save):
+def test_files_modules_and_transformers_models(tmp_path, save):
     path = save(tmp_path / "timm", num_classes=3) / "model.safetensors"
     assert_alike(peek_checkpoint(path, arch="test_resnet").checkpoint, load_checkpoint(path, arch="test_resnet"))
     torch.save(timm.create_model("test_resnet", num_classes=3).state_dict(), tmp_path / "a.pth")
@@ -72,7 +72,7 @@ def test_differences_are_listed(save, tmp_path):
     assert list_differences(base, base, base) == ()
 
 
-def test_what_does_not_fit_is_named(tmp_path, save):
+def test_mismatches_are_named(tmp_path, save):
     folder = save(tmp_path, num_classes=3)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_classes": 4}))

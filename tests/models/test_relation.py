@@ -1,4 +1,4 @@
-"""How bases are related: by all of their weights, and by the few megabytes that are read of each."""
+"""How bases are related, according to all weights and to samples of a few megabytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weights(seed: int, by: float = 0.0) -> dict[str, torch.Tensor]:
     return {name: tensor + by * torch.randn(tensor.shape, generator=noise) for name, tensor in base.items()}
 
 
-def test_words_follow_cosine_and_distance():
+def test_the_word_depends_on_cosine_and_distance():
     old, tuned = weights(1), weights(2, by=0.1)
     near = measure_relation(old, tuned, weights(3, by=0.05), "abc")
     assert (near.word, round(near.drift, 1)) == (LINEAGE, 0.5)
@@ -42,7 +42,7 @@ def test_words_follow_cosine_and_distance():
     assert "times as far" not in same.sentence
 
 
-def test_scales_of_norms_do_not_make_a_lineage():
+def test_norm_scales_alone_do_not_indicate_a_lineage():
     torch.manual_seed(0)
     old, new = (timm.create_model("test_vit", num_classes=5, img_size=32) for _ in range(2))
     weights, other = old.state_dict(), new.state_dict()
@@ -53,7 +53,7 @@ def test_scales_of_norms_do_not_make_a_lineage():
     assert measure_relation(weights, weights, other, everything).word != INDEPENDENT, "what would happen with them"
 
 
-def test_a_sample_is_small_and_the_same_of_all_models_of_an_architecture(tmp_path):
+def test_samples_are_small_and_alike_for_an_architecture(tmp_path):
     paths = []
     for seed, name in enumerate(("old", "new")):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A saved model is what timm loads, in the dtype asked for, and the same bytes every time."""
+"""A saved model is loaded by timm, has the requested dtype, and is reproducible to the byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_retarget.errors import ModelError
-from hf_retarget.models import compare, load_checkpoint, save_model
+from hf_retarget.models import compare_checkpoints, load_checkpoint, save_model
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from hf_retarget.models import compare, load_checkpoint, save_model
         ("test_efficientnet", {"global_pool": "max"}, (3, 64, 64)),
     ],
 )
-def test_timm_loads_it_as_it_is(tmp_path, save, name, options, shape):
+def test_timm_loads_a_saved_model(tmp_path, save, name, options, shape):
     like = load_checkpoint(save(tmp_path / "base", name, num_classes=5, **options))
     model = like.build(3)
     labels = ("α", "b", "c")
@@ -42,16 +42,16 @@ def test_timm_loads_it_as_it_is(tmp_path, save, name, options, shape):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
-def test_a_gray_model_stays_gray_however_often_it_is_built_and_saved(tmp_path, save, name):
-    """Of a model built from a checkpoint, timm finds the one channel in the configuration; the arguments say it."""
+def test_a_gray_model_stays_gray_when_saved_repeatedly(tmp_path, save, name):
+    """timm reads the single channel from the configuration; our arguments record it as well."""
     first = load_checkpoint(save(tmp_path / "first", name, num_classes=3, in_chans=1))
     built = load_checkpoint(first.build())
     again = load_checkpoint(save_model(tmp_path / "again", built.weights, built))
     assert dict(first.options) == dict(built.options) == dict(again.options) == {"in_chans": 1}
-    assert compare(first, again, built).notes == ()
+    assert compare_checkpoints(first, again, built).notes == ()
 
 
-def test_the_config_is_the_one_timm_writes(tmp_path, save):
+def test_the_configuration_is_what_timm_writes(tmp_path, save):
     folder = save(tmp_path / "theirs", "test_efficientnet", num_classes=3, labels=["a", "b", "c"])
     like = load_checkpoint(folder)
     ours = save_model(tmp_path / "ours", like.weights, like, labels=like.labels)
@@ -63,7 +63,7 @@ def test_the_config_is_the_one_timm_writes(tmp_path, save):
     assert found["pretrained_cfg"] == {**theirs["pretrained_cfg"], "num_classes": 3}
 
 
-def test_the_same_bytes_and_one_entry_of_metadata(tmp_path, save):
+def test_saved_bytes_are_reproducible_with_one_entry_of_metadata(tmp_path, save):
     like = load_checkpoint(save(tmp_path / "base", num_classes=3))
     for name in ("one", "two"):
         save_model(tmp_path / name, dict(reversed(like.weights.items())), like)
@@ -87,7 +87,7 @@ def test_dtypes(tmp_path, save):
     assert not (tmp_path / "overflow").exists()
 
 
-def test_tied_weights_and_a_model_timm_does_not_know(tmp_path):
+def test_tied_weights_and_models_unknown_to_timm(tmp_path):
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -101,7 +101,7 @@ def test_tied_weights_and_a_model_timm_does_not_know(tmp_path):
     assert json.loads((folder / "config.json").read_text())["architecture"] == "Tied"
 
 
-def test_refusals(tmp_path, save):
+def test_refusals_are_explained(tmp_path, save):
     like = load_checkpoint(save(tmp_path / "base", num_classes=3))
     with pytest.raises(ModelError, match=r"fc\.weight is \[3, \d+\], not \[4, \d+\]"):
         save_model(tmp_path / "out", like.weights, like, num_classes=4)

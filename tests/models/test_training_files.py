@@ -1,4 +1,4 @@
-"""The files people have: checkpoints of timm's train.py, pickles of save_for_hf, modules in the current folder."""
+"""Files that users have: checkpoints of timm's train.py, pickles of save_for_hf, modules in the current folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_line(result):
 
 
 def train(folder: Path, *, averaged: bool = False, **arguments) -> tuple[Path, dict]:
-    """What timm's train.py leaves behind: written by its own CheckpointSaver, after one step."""
+    """A checkpoint of timm's train.py, written by its own CheckpointSaver after one step."""
     args = Namespace(model="test_resnet", gp=None, in_chans=None, img_size=None, model_kwargs={}, mean=None, opt="sgd")
     vars(args).update(arguments)
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_a_checkpoint_of_train_py_tells_its_architecture(tmp_path, averaged):
+def test_a_train_py_checkpoint_names_its_architecture(tmp_path, averaged):
     path, expected = train(tmp_path / "run", averaged=averaged, img_size=48, mean=[0.1, 0.2, 0.3], in_chans=3)
     found = load_checkpoint(path, allow_pickle=True)
     assert (found.architecture, found.num_classes) == ("test_resnet", 5)
@@ -67,7 +67,7 @@ def test_a_checkpoint_of_train_py_tells_its_architecture(tmp_path, averaged):
     assert found.options == {}, "nothing that differs from a folder of the same model"
 
 
-def test_channels_and_constructor_arguments_come_from_the_file(tmp_path):
+def test_channels_and_arguments_come_from_the_file(tmp_path):
     kwargs = {"img_size": 64}
     path, _ = train(tmp_path / "run", model="test_vit", in_chans=1, model_kwargs=kwargs)
     found = load_checkpoint(path, allow_pickle=True)
@@ -89,7 +89,7 @@ def test_arch_overrules_the_file_and_a_folder_reads_it(tmp_path, save):
     assert "state_dict_ema" in found.notes[0]
 
 
-def test_which_weights_were_taken_is_said_to_the_user(tmp_path, save):
+def test_the_user_is_told_which_weights_were_used(tmp_path, save):
     path, _ = train(tmp_path / "run", averaged=True)
     other = save(tmp_path / "old", num_classes=5)
     result = run("check", "--src-base", other, "--src-ft", path, "--new-base", other, "--allow-pickle")
@@ -109,7 +109,7 @@ def test_which_weights_were_taken_is_said_to_the_user(tmp_path, save):
         ({"img_size": 10**6}, "input_size"),
     ],
 )
-def test_a_file_decides_nothing_but_its_content(tmp_path, arguments, words):
+def test_only_the_content_of_a_file_matters(tmp_path, arguments, words):
     path, _ = train(tmp_path / "run")
     content = torch.load(path, weights_only=False)
     vars(content["args"]).update(arguments)
@@ -123,21 +123,21 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
-def test_the_arguments_of_training_may_hold_no_code(tmp_path, monkeypatch):
+def test_training_arguments_cannot_hold_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": {"w": torch.zeros(1)}, "arch": "test_resnet", "args": Namespace(x=Evil())}, "run.pth")
     message = one_line(run("convert", "run.pth", "out", "--allow-pickle"))
     assert "cannot be read as a pickle of tensors" in message
     assert [path.name for path in tmp_path.iterdir()] == ["run.pth"]
     torch.save({"args": Namespace()}, "bare.pth")
-    with pytest.raises(pickle.UnpicklingError):  # what was allowed for our reading stays allowed for nobody else
+    with pytest.raises(pickle.UnpicklingError):  # types allowed for our reading are not allowed globally
         torch.load("bare.pth", weights_only=True)
 
 
 # ---- converting
 
 
-def test_the_command_in_the_message_converts(tmp_path, monkeypatch):
+def test_the_suggested_command_converts(tmp_path, monkeypatch):
     path, expected = train(tmp_path / "my run", averaged=True)
     monkeypatch.chdir(tmp_path)
     message = one_line(run("evaluate", path, "--data", "digits"))
@@ -154,7 +154,7 @@ def test_the_command_in_the_message_converts(tmp_path, monkeypatch):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model_best-safetensors", "my run"]
 
 
-def test_the_message_knows_the_architecture_that_was_given(tmp_path, monkeypatch):
+def test_the_message_repeats_the_given_architecture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(timm.create_model("test_resnet", num_classes=3).state_dict(), "w.pth")
     message = one_line(run("evaluate", "w.pth", "--arch", "test_resnet", "--data", "digits"))
@@ -163,7 +163,7 @@ def test_the_message_knows_the_architecture_that_was_given(tmp_path, monkeypatch
     assert load_checkpoint("w-safetensors").num_classes == 3
 
 
-def test_the_same_from_python_and_refusals(tmp_path):
+def test_convert_from_python_and_its_refusals(tmp_path):
     path, expected = train(tmp_path / "run")
     with pytest.raises(ModelError, match="--allow-pickle"):
         rt.convert(path, tmp_path / "out")
@@ -200,7 +200,7 @@ def pickled(tmp_path) -> Path:
     return tmp_path / "tuned"
 
 
-def test_a_pickle_of_save_for_hf_names_the_command(pickled, monkeypatch):
+def test_a_save_for_hf_pickle_names_the_command(pickled, monkeypatch):
     monkeypatch.chdir(pickled.parent)
     message = one_line(run("evaluate", "tuned", "--data", "digits"))
     assert message.strip().endswith("hf-retarget convert tuned tuned-safetensors --allow-pickle")
@@ -208,7 +208,7 @@ def test_a_pickle_of_save_for_hf_names_the_command(pickled, monkeypatch):
     assert load_checkpoint("tuned-safetensors").num_classes == 4
 
 
-def test_inspect_asks_for_no_weights(pickled):
+def test_inspect_needs_no_weights(pickled):
     result = run("inspect", pickled, "--json")
     assert result.exit_code == 0, result.output
     expected = sum(each.numel() for each in timm.create_model("test_resnet", num_classes=4).parameters())
@@ -217,7 +217,7 @@ def test_inspect_asks_for_no_weights(pickled):
     assert run("inspect", pickled).exit_code == 0
 
 
-def test_inspect_asks_for_no_weights_on_the_hub(connected, pickled):
+def test_inspect_needs_no_weights_from_the_hub(connected, pickled):
     connected.repository("ada/tuned", {path.name: path for path in pickled.iterdir()})
     result = run("inspect", "ada/tuned")
     assert result.exit_code == 0, result.output
@@ -227,14 +227,14 @@ def test_inspect_asks_for_no_weights_on_the_hub(connected, pickled):
     assert message.strip().endswith("hf-retarget convert ada/tuned tuned-safetensors --allow-pickle")
 
 
-def test_a_configuration_alone_may_not_ask_for_a_giant(pickled):
+def test_a_configuration_alone_cannot_request_a_huge_model(pickled):
     (pickled / "config.json").write_text(
         json.dumps({"architecture": "test_resnet", "model_args": {"channels": [2**19, 2**19, 2**19, 2**19]}})
     )
     assert "more than 2,000,000,000 parameters" in one_line(run("inspect", pickled))
 
 
-def test_inspect_of_a_file_says_what_to_give_instead(tmp_path):
+def test_inspect_of_a_file_suggests_alternatives(tmp_path):
     path, _ = train(tmp_path / "run")
     result = run("inspect", path)
     assert result.exit_code == 2
@@ -248,12 +248,12 @@ def test_a_factory_is_found_in_the_current_folder(tmp_path):
     lines = ("import timm", "def small(**options):", "    return timm.create_model('test_resnet', **options)")
     (tmp_path / "my_nets.py").write_text("\n".join(lines))
     (tmp_path / "timm.py").write_text("raise SystemExit('the folder stood in for an installed package')\n")
-    # As the console script is started: with its own folder first on the path, not the current one.
+    # Like the console script, whose own folder is first on the path, not the current one.
     code = "import sys; sys.path = [each for each in sys.path if each]; from hf_retarget.cli import main; main()"
     command = [sys.executable, "-c", code, "inspect", "my_nets:small"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_factory_that_is_nowhere_is_one_line():
+def test_a_missing_factory_gives_one_line():
     assert "cannot be imported: No module named 'my_netz'" in one_line(run("inspect", "my_netz:small"))

@@ -1,4 +1,4 @@
-"""transformers' image classifiers: the same logits, a graph that holds, and a folder that transformers loads again."""
+"""Image classifiers of transformers: the same logits, a verified graph, and a folder that transformers loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 import hf_retarget as rt
 from hf_retarget.errors import ModelError
-from hf_retarget.models import compare, head_names, load_checkpoint, save_model
+from hf_retarget.models import compare_checkpoints, head_names, load_checkpoint, save_model
 
 VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 VIT |= {"image_size": 32, "patch_size": 8}
@@ -68,7 +68,7 @@ def saved(folder, name: str = "ViT", processor=PROCESSOR, **options):
 
 
 @pytest.mark.parametrize("name", PICO)
-def test_the_same_logits_and_transformers_loads_what_is_saved(tmp_path, name):
+def test_logits_are_the_same_and_transformers_loads_the_result(tmp_path, name):
     theirs = make(name)
     theirs.save_pretrained(tmp_path / "theirs")
     checkpoint = load_checkpoint(tmp_path / "theirs")
@@ -96,7 +96,7 @@ def test_the_same_logits_and_transformers_loads_what_is_saved(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["ViT", "ConvNext", "ResNet", "Swin"])
-def test_the_graph_holds(tmp_path, name, verify):
+def test_the_graph_is_verified(tmp_path, name, verify):
     make(name).save_pretrained(tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     graph = verify(checkpoint.build(), torch.zeros(2, 3, 32, 32), controls=4)
@@ -104,7 +104,7 @@ def test_the_graph_holds(tmp_path, name, verify):
     assert rt.trace(checkpoint.skeleton(), torch.zeros(2, 3, 32, 32)).fingerprint == graph.fingerprint
 
 
-def test_the_same_bytes_twice(tmp_path):
+def test_saved_bytes_are_reproducible(tmp_path):
     like = load_checkpoint(saved(tmp_path / "base"))
     for name in ("one", "two"):
         save_model(tmp_path / name, like.weights, like, labels=like.labels)
@@ -146,7 +146,7 @@ def test_half_precision_is_kept(tmp_path):
         (None, {"input_size": (3, 32, 32)}),
     ],
 )
-def test_images_are_made_as_the_processor_says(tmp_path, processor, expected):
+def test_images_are_prepared_like_the_processor_does(tmp_path, processor, expected):
     found = load_checkpoint(saved(tmp_path, processor=processor)).config
     assert expected.items() <= found.items()
 
@@ -154,7 +154,7 @@ def test_images_are_made_as_the_processor_says(tmp_path, processor, expected):
 @pytest.mark.parametrize(
     "change", [{}, {"input_size": (3, 48, 48)}, {"input_size": (3, 48, 48), "crop_pct": 0.75, "crop_mode": "center"}]
 )
-def test_the_processor_is_saved_and_makes_the_same_images(tmp_path, change):
+def test_the_saved_processor_prepares_the_same_images(tmp_path, change):
     import numpy as np
     from PIL import Image
 
@@ -182,21 +182,21 @@ def test_a_base_without_a_classifier(tmp_path):
     transformers.ViTModel(config).save_pretrained(tmp_path / "base")  # with a pooler, which no classifier has
     base = load_checkpoint(tmp_path / "base")
     assert (base.architecture, base.num_classes, base.labels) == ("ViTForImageClassification", 0, None)
-    assert compare(base, tuned, base).head == ("classifier.weight", "classifier.bias")
+    assert compare_checkpoints(base, tuned, base).head == ("classifier.weight", "classifier.bias")
 
 
-def test_a_model_from_python_and_one_that_differs(tmp_path):
+def test_models_from_python_and_mismatches(tmp_path):
     model = make("ViT")
     checkpoint = load_checkpoint(model)
     assert (checkpoint.library, checkpoint.labels, checkpoint.module) == ("transformers", LABELS, None)
     stored = load_checkpoint(saved(tmp_path / "same", hidden_dropout_prob=0.1))
-    assert compare(stored, checkpoint, stored).labels_agree is True
+    assert compare_checkpoints(stored, checkpoint, stored).labels_agree is True
     x = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(load_checkpoint(checkpoint.build()).build()(x), model(x).logits)
     other = load_checkpoint(saved(tmp_path / "other", layer_norm_eps=1e-6))
     with pytest.raises(ModelError, match="'layer_norm_eps' is 1e-12 in one and 1e-06 in the other"):
-        compare(stored, stored, other)
+        compare_checkpoints(stored, stored, other)
     model.classifier = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Linear(8, 4))
     assert load_checkpoint(model).library == "timm", "transformers could not build it again"
 
@@ -206,7 +206,7 @@ def rewrite(folder, **changes):
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-def test_what_cannot_be_read(tmp_path):
+def test_unreadable_models_are_refused(tmp_path):
     saved(tmp_path)
     with pytest.raises(ModelError, match="leave out --arch"):
         load_checkpoint(tmp_path, arch="resnet18")

@@ -36,7 +36,7 @@ SMALL = {
 
 
 def make_recipe(**values) -> Recipe:
-    """Short: `alpha=1` stands for `port.alpha`, `finetune__steps=2` for `finetune.steps`."""
+    """A recipe: `alpha=1` sets `port.alpha`, `finetune__steps=2` sets `finetune.steps`."""
     keys = {f"port.{key}" if "__" not in key else key.replace("__", "."): value for key, value in values.items()}
     return Recipe("small").override(**SMALL | keys)
 
@@ -49,7 +49,7 @@ def make_net(seed: int, classes: int = 3, norm: bool = False) -> nn.Module:
 
 
 def shake(model: nn.Module, by: float, seed: int = 5) -> nn.Module:
-    """As if it had been trained on a little."""
+    """The model as if trained a little further."""
     torch.manual_seed(seed)
     other = load_checkpoint(model).build()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def shake(model: nn.Module, by: float, seed: int = 5) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def tuned(colours, tmp_path_factory) -> tuple[nn.Module, nn.Module]:
-    """An old base, and what a real fine-tuning makes of it."""
+    """An old base and a real fine-tuning of it."""
     old = make_net(0)
     recipe = make_recipe(finetune__steps=60, finetune__batch_size=16, finetune__lr=0.1)
     done = rt.finetune(old, colours, recipe=recipe, out=tmp_path_factory.mktemp("tuned") / "tuned", head="zero")
@@ -87,7 +87,7 @@ def flat(colours, tmp_path_factory) -> Path:
 # ---- who enters
 
 
-def test_between_related_bases_nothing_is_matched_or_traced(tuned, related, colours, monkeypatch, tmp_path):
+def test_related_bases_are_neither_traced_nor_matched(tuned, related, colours, monkeypatch, tmp_path):
     monkeypatch.setattr("hf_retarget.porting.contest.trace_model", lambda *_, **__: pytest.fail("traced"))
     done = rt.port(*tuned, related, colours, recipe=make_recipe(), out=tmp_path / "ported")
     document = done.document
@@ -105,13 +105,13 @@ def test_between_related_bases_nothing_is_matched_or_traced(tuned, related, colo
     assert "same lineage" in (tmp_path / "ported" / "README.md").read_text()
 
 
-def test_a_port_that_matched_nothing_has_no_permutation_to_reuse(tuned, related, colours, tmp_path):
+def test_a_port_without_matching_has_no_permutation(tuned, related, colours, tmp_path):
     rt.port(*tuned, related, colours, recipe=make_recipe(), out=tmp_path / "ported")
     with pytest.raises(rt.PermutationError, match="permutation"):
         rt.port(*tuned, related, colours, recipe=make_recipe(), permutation=tmp_path / "ported")
 
 
-def test_between_independent_bases_masked_and_whole_steps_share_their_gradients(tuned, colours, tmp_path):
+def test_masked_and_whole_steps_share_gradients_between_independent_bases(tuned, colours, tmp_path):
     done = rt.port(*tuned, make_net(1), colours, recipe=make_recipe(control="full"), out=tmp_path / "ported")
     document = done.document
     assert document.relation.word == "independent"
@@ -137,13 +137,13 @@ def test_between_independent_bases_masked_and_whole_steps_share_their_gradients(
 
 
 @pytest.mark.parametrize(("behind", "refitted"), [(-1.0, set()), (1.0, {"matched-head", "whole-head"})])
-def test_the_head_of_steps_that_are_far_behind_is_not_refitted(behind, refitted, tuned, colours, monkeypatch):
+def test_the_head_of_trailing_steps_is_not_refitted(behind, refitted, tuned, colours, monkeypatch):
     monkeypatch.setattr(makers, "BEHIND", behind)
     document = rt.port(*tuned, make_net(1), colours, recipe=make_recipe()).document
     assert {each.name for each in document.contenders} & {"matched-head", "whole-head"} == refitted
 
 
-def test_masked_steps_are_taken_further_where_validation_images_agree(tuned, colours):
+def test_masked_steps_are_scaled_up_if_validation_agrees(tuned, colours):
     scored = {}
 
     class Spy(Contest):
@@ -201,7 +201,7 @@ def test_a_killed_course_continues_to_the_same_bytes(tuned, colours, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["auto", "head", "naive", "fgmt"])
-def test_forward_passes_are_counted_as_they_happen(method, tuned, colours, monkeypatch):
+def test_forward_passes_are_counted(method, tuned, colours, monkeypatch):
     measured = {}
     enter = Contest.enter
 
@@ -220,7 +220,7 @@ def test_forward_passes_are_counted_as_they_happen(method, tuned, colours, monke
     assert measured == own
 
 
-def test_a_fine_tuning_after_an_unmatched_port_can_be_resumed(tuned, related, colours, tmp_path):
+def test_fine_tuning_after_an_unmatched_port_can_be_resumed(tuned, related, colours, tmp_path):
     class Stop(Exception):
         pass
 
@@ -247,7 +247,7 @@ def test_a_fine_tuning_after_an_unmatched_port_can_be_resumed(tuned, related, co
 
 
 @pytest.mark.parametrize(("error", "kept"), [(1.0, True), (-1.0, False)])
-def test_without_labels_a_fine_tuning_must_agree_clearly_more(error, kept, tuned, flat, monkeypatch):
+def test_without_labels_a_fine_tuning_must_be_clearly_better(error, kept, tuned, flat, monkeypatch):
     monkeypatch.setattr(makers, "paired_error", lambda *_: error)
     recipe = make_recipe(finetune__steps=6, finetune__batch_size=16, method="head")
     done = rt.port(*tuned, make_net(1), flat, recipe=recipe)
@@ -259,7 +259,7 @@ def test_without_labels_a_fine_tuning_must_agree_clearly_more(error, kept, tuned
     ) or not kept
 
 
-def test_a_new_base_with_a_closed_form_head_can_be_asked_for(tuned, colours):
+def test_a_closed_form_head_can_be_requested(tuned, colours):
     done = rt.port(*tuned, make_net(1), colours, recipe=make_recipe(method="head"))
     document = done.document
     assert [(each.name, each.gradients) for each in document.contenders] == [("head", 0)]
@@ -269,14 +269,14 @@ def test_a_new_base_with_a_closed_form_head_can_be_asked_for(tuned, colours):
     assert document.port.test.loss < 1.2, "its outputs are scaled"
 
 
-def test_batchnorm_of_a_base_is_kept_or_estimated_again(colours):
+def test_batchnorm_of_a_base_is_kept_or_re_estimated(colours):
     old, new = make_net(0, norm=True), make_net(1, norm=True)
     document = rt.port(old, shake(old, 0.3), new, colours, recipe=make_recipe(method="head")).document
     batch, chosen_by, images = 16, document.data.images["validation"], document.data.images["train"]
     assert document.port.forwards == (2 * (images + chosen_by) + 2 * batch) / batch
 
 
-def test_a_model_without_one_linear_classifier_is_ported_without_new_heads(colours):
+def test_without_a_single_linear_classifier_no_heads_are_fitted(colours):
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -301,13 +301,13 @@ def test_a_model_without_one_linear_classifier_is_ported_without_new_heads(colou
 # ---- dials
 
 
-def test_a_factor_that_was_given_is_the_only_one(tuned, related, colours):
+def test_a_given_factor_is_the_only_one_tried(tuned, related, colours):
     done = rt.port(*tuned, related, colours, recipe=make_recipe(alpha=0.5))
     line = done.document.find("naive-line")
     assert [(each.far, line.detail) for each in line.steps] == [(0.5, "factor 0.5")]
 
 
-def test_part_of_an_update(tuned, related, colours):
+def test_part_of_an_update_can_be_taken(tuned, related, colours):
     old, model = tuned
     done = rt.port(old, model, related, colours, recipe=make_recipe(update=0.5, method="naive", steps=1, head="own"))
     for name, weight in model.named_parameters():
@@ -322,7 +322,7 @@ def test_part_of_an_update(tuned, related, colours):
         ({"update": 0.5, "alpha": 1.0}, 0, "scale the same line"),
     ],
 )
-def test_what_has_no_meaning_is_refused(values, seed, message, tuned, related, colours):
+def test_meaningless_options_are_refused(values, seed, message, tuned, related, colours):
     new = related if not seed else make_net(seed)
     with pytest.raises(rt.PortError, match=message):
         rt.port(*tuned, new, colours, recipe=make_recipe(**values))
@@ -330,7 +330,7 @@ def test_what_has_no_meaning_is_refused(values, seed, message, tuned, related, c
 
 @pytest.mark.parametrize("values", [{"alpha": 0.0}, {"alpha": -1.0}, {"alpha": float("nan")}, {"update": 0.0},
                                     {"update": 1.5}, {"targets": "labls"}])  # fmt: skip
-def test_values_that_cannot_be_are_refused(values):
+def test_invalid_values_are_refused(values):
     with pytest.raises(rt.RecipeError, match=next(iter(values))):
         make_recipe(**values)
 
@@ -338,7 +338,7 @@ def test_values_that_cannot_be_are_refused(values):
 # ---- images
 
 
-def test_without_labels_the_tuned_model_answers_for_them(tuned, related, flat):
+def test_without_labels_the_tuned_model_provides_them(tuned, related, flat):
     recipe = make_recipe(control="full")
     document = rt.port(*tuned, related, flat, recipe=recipe).document
     assert (document.labelled, document.targets) == (False, "teacher")
@@ -350,7 +350,7 @@ def test_without_labels_the_tuned_model_answers_for_them(tuned, related, flat):
         rt.port(*tuned, related, flat, recipe=make_recipe(targets="labels"))
 
 
-def test_with_a_teacher_labels_are_for_the_test_only(tuned, related, colours):
+def test_with_a_teacher_labels_serve_only_the_test(tuned, related, colours):
     labelled = rt.port(*tuned, related, colours, recipe=make_recipe(control="naive")).document
     taught = rt.port(*tuned, related, colours, recipe=make_recipe(control="naive", targets="teacher")).document
     assert taught.labelled
@@ -376,7 +376,7 @@ def test_a_model_learns_from_a_teacher_without_labels(tuned, flat, colours, tmp_
         rt.finetune(make_net(3), colours, recipe=recipe, out=tmp_path / "other", teacher=make_net(1, classes=2))
 
 
-def test_a_second_set_of_images_has_a_column_of_its_own(tuned, related, colours, tmp_path):
+def test_a_second_set_of_images_has_its_own_column(tuned, related, colours, tmp_path):
     noisy = tmp_path / "noisy"
     for path in sorted((colours / "test").rglob("*.png")):
         place = noisy / path.parent.name / path.name
@@ -403,17 +403,17 @@ def test_a_second_set_of_images_has_a_column_of_its_own(tuned, related, colours,
     assert again.also.top1 > document.find("tuned").also.top1, "labels show what the tuned model is bad at"
 
 
-def test_few_validation_images_are_not_chosen_by_alone(tuned, related, colours):
+def test_few_validation_images_are_supplemented(tuned, related, colours):
     document = rt.port(*tuned, related, colours, recipe=make_recipe()).document
     images = document.data.images
     assert images["validation"] < FEW
     both, batch = images["train"] + images["validation"], 16
     assert document.find("head").forwards == both / batch, "no image is looked at twice"
     method = rt.port(*tuned, related, colours, recipe=make_recipe(method="head")).document
-    assert method.port.forwards == both / batch, "a method that was asked for is chosen on validation images alone"
+    assert method.port.forwards == both / batch, "the steps of a requested method are chosen on validation images alone"
 
 
-def test_a_split_to_choose_on_can_be_named(tuned, related, colours, tmp_path):
+def test_a_validation_split_can_be_named(tuned, related, colours, tmp_path):
     shutil.copytree(colours, tmp_path / "images")
     (tmp_path / "images" / "valid").mkdir()
     shutil.copytree(colours / "test", tmp_path / "images" / "valid", dirs_exist_ok=True)
@@ -429,14 +429,14 @@ def test_a_split_to_choose_on_can_be_named(tuned, related, colours, tmp_path):
 
 @pytest.fixture
 def trio(tuned, related) -> list[nn.Module]:
-    """Old base, tuned model and new base, which say how large their images are."""
+    """Old base, tuned model and new base, with a configured image size."""
     models = [*tuned, related]
     for model in models:
         model.pretrained_cfg = {"input_size": (3, 12, 12)}
     return models
 
 
-def test_without_images_the_fine_tuning_is_added_as_it_is(trio, tmp_path):
+def test_without_images_the_fine_tuning_is_added_unchanged(trio, tmp_path):
     old, model, new = trio
     done = rt.port(old, model, new, "none", recipe=None, overrides={"port.head": "own"}, out=tmp_path / "ported")
     made = load_file(done.folder / "model.safetensors")
@@ -452,7 +452,7 @@ def test_without_images_the_fine_tuning_is_added_as_it_is(trio, tmp_path):
         rt.compare([tmp_path / "ported"])
 
 
-def test_without_images_what_needs_some_is_refused(trio, tmp_path):
+def test_options_that_need_images_are_refused_without_them(trio, tmp_path):
     old, model, new = trio
     with pytest.raises(rt.PortError, match=r"independent.*labels are not"):
         rt.port(old, model, make_net(1), "none", out=tmp_path / "ported")
@@ -474,8 +474,8 @@ def test_the_default_method_is_auto_and_the_table_shows_prices():
         assert option in shown
 
 
-def test_fine_tuning_that_only_harms_leaves_the_port_as_it_was(colours):
-    """Also where the new base's own statistics of BatchNorm are better than new ones, here from two images."""
+def test_harmful_fine_tuning_leaves_the_port_unchanged(colours):
+    """Even if the new base's own BatchNorm statistics are better than new ones, here from two images."""
     old, new = make_net(0, norm=True), make_net(1, norm=True)
     few = make_recipe(method="head", batch_size=2, bn_batches=1, finetune__batch_size=16)
     result = rt.port(

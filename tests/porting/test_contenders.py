@@ -1,4 +1,4 @@
-"""The registry of contenders: what each is, that all of it resolves, and that one more appears everywhere by itself."""
+"""The registry of contenders: their roles and prices, their import paths, and a new one that appears everywhere."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from hf_retarget.contenders import (
     PORT,
     Asked,
     Contender,
+    Sizes,
     choose_contenders,
     contenders,
     find_contender,
 )
 from hf_retarget.document import read_document
+from hf_retarget.matching import methods
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting.contest import Contest, Declined, Made
 from hf_retarget.porting.makers import keep_base
@@ -75,16 +77,18 @@ ASKED = [
 
 
 def test_every_contender_has_a_row_here():
-    assert [each.name for each in contenders()] == list(TABLE), "a contender was added or removed: say here what it is"
+    assert [each.name for each in contenders()] == list(TABLE), "a contender was added or removed: update TABLE"
 
 
 @pytest.mark.parametrize("contender", ALL)
-def test_a_contender_is_what_the_table_says(contender):
+def test_contenders_agree_with_the_table(contender):
     roles, gradients, is_method = TABLE[contender.name]
     entered = [role for asked in ASKED for each, role in choose_contenders(asked) if each is contender]
     assert set(entered) == roles
     assert contender.gradients(3) == gradients
     assert contender.gradients(0) == 0
+    few, many = (contender.forwards(Sizes(steps, 10, 0, 10)) for steps in (1, 2))
+    assert not contender.step or many > few, "each step is scored"
     assert contender.is_method is is_method
     assert (contender.name in registry.method_names()) is is_method
 
@@ -98,11 +102,11 @@ def test_import_paths_resolve(contender):
 # ---- how it looks
 
 
-def test_no_contender_has_the_name_of_another_colour_of_a_page():
+def test_contenders_and_page_colours_have_different_names():
     assert not {each.name for each in contenders()} & set(COLOURS), "both become variables of a style sheet"
 
 
-def test_no_two_contenders_share_a_colour_or_a_word():
+def test_contenders_have_distinct_colours_and_labels():
     colours = [colour for each in contenders() for colour in each.colours]
     assert len(colours) == len(set(colours)) == 2 * len(contenders())
     assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
@@ -121,7 +125,7 @@ def test_matplotlib_draws_its_marker_and_line(contender):
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_a_contest_has_a_port_and_everything_once(asked):
+def test_a_contest_has_a_port_and_no_duplicates(asked):
     chosen = choose_contenders(asked)
     names, roles = [each.name for each, _ in chosen], [role for _, role in chosen]
     assert len(names) == len(set(names))
@@ -140,14 +144,14 @@ def test_a_contest_has_a_port_and_everything_once(asked):
     assert not unmatched or (unmatched in names) is asked.compared
 
 
-def test_places_say_who_is_simpler_and_what_is_refitted_comes_first():
+def test_places_rank_simplicity_and_refits_come_later():
     places = [each.place for each in contenders() if each.place]
     assert sorted(places) == list(range(1, len(places) + 1))
     names = [each.name for each in contenders()]
     for each in contenders():
         if each.refits:
             assert names.index(each.refits) < names.index(each.name)
-            assert find_contender(each.refits).place < each.place, "of equals the one with its own head"
+            assert find_contender(each.refits).place < each.place, "on a tie, the one with its own head wins"
             assert find_contender(each.refits).course == each.course
 
 
@@ -156,12 +160,26 @@ def test_a_name_is_registered_once():
         registry.register(find_contender("naive"))
 
 
-def test_an_unknown_contender_is_a_plain_row():
+def test_an_unknown_contender_has_a_generic_row():
     row = find_contender("of-the-future")
     assert (row.label, row.short, row.is_method, row.gradients(3)) == ("of-the-future", "of-the-future", False, 0)
 
 
 # ---- one more
+
+
+def test_the_contender_in_contributing_is_a_method(monkeypatch):
+    contributing = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    blocks = re.findall("```python\n(.*?)```", contributing.read_text(encoding="utf-8"), re.DOTALL)
+    method, row = (block for block in blocks if "random" in block)
+    monkeypatch.setattr(registry, "_CONTENDERS", dict(registry._CONTENDERS))
+    contender = registry.register(eval(row, vars(registry)))
+    exec(method, names := dict(vars(methods)))
+    assert contender.step == f"{methods.__name__}:{names['random'].__name__}"
+    assert contender.is_method
+    assert contender.forwards(Sizes(2, 10, 0, 10)) > contender.forwards(Sizes(1, 10, 0, 10)), "each step is scored"
+    test_contenders_have_distinct_colours_and_labels()
+
 
 LABEL, SHORT = "a coin thrown for everything", "coin"
 
@@ -181,7 +199,7 @@ def lose(contest: Contest, contender: Contender) -> Made:
 
 @pytest.fixture
 def register_coin(monkeypatch) -> Callable[[str], Contender]:
-    """Registers a contender for one test, which one of the functions above makes."""
+    """Registers, for one test, a contender made by one of the functions above."""
     monkeypatch.setattr(registry, "_CONTENDERS", dict(registry._CONTENDERS))
 
     def register(make: str) -> Contender:
@@ -220,7 +238,7 @@ def run(command: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_a_contender_that_is_registered_appears_everywhere(register_coin, sides, tmp_path):
+def test_a_registered_contender_appears_everywhere(register_coin, sides, tmp_path):
     register_coin("throw")
     old, tuned, new = sides
     out = tmp_path / "ported"

@@ -1,4 +1,4 @@
-"""A fine-tuning from end to end: what it starts from, what it leaves behind, and that a stopped one goes on exactly."""
+"""A fine-tuning from end to end: its start, its folder, and exact resuming."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_retarget.models import head_names, load_checkpoint
 from hf_retarget.models.heads import fit_heads
 from hf_retarget.porting.finetune import prepare_start
 from hf_retarget.recipe import load_recipe
-from hf_retarget.training.recorder import TrajectoryRecorder
+from hf_retarget.training import TrajectoryRecorder
 
 GRAY = {"data__reference": "fashion-mnist", "data__limit": 80, "data__image_size": 28}
 
@@ -29,7 +29,7 @@ class Stop(Exception):
 
 
 class Stopper:
-    """Somebody who watches, and pulls the plug before minibatch `after` of the fine-tuning."""
+    """A progress display that interrupts before minibatch `after` of the fine-tuning."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -60,10 +60,10 @@ def gray(gray_resnet, short, tmp_path_factory):
     return rt.finetune(gray_resnet, recipe=recipe, out=out, record=4)
 
 
-# ---- what it leaves behind
+# ---- the folder
 
 
-def test_a_gray_resnet_learns_clothes_and_timm_loads_it(gray):
+def test_a_gray_resnet_is_tuned_and_timm_loads_it(gray):
     assert gray.history.losses[-1] < gray.history.losses[0]
     assert [step for step, _ in gray.history.scores] == [0, 4, 8]
     model = timm.create_model(f"local-dir:{gray.folder}", pretrained=True).eval()
@@ -71,7 +71,7 @@ def test_a_gray_resnet_learns_clothes_and_timm_loads_it(gray):
     assert torch.equal(model(images), gray.model(images))
 
 
-def test_everything_is_in_the_folder_and_nothing_beside_it(gray):
+def test_the_folder_is_complete_with_nothing_beside_it(gray):
     assert sorted(path.name for path in gray.folder.iterdir()) == [
         "README.md",
         "config.json",
@@ -87,7 +87,7 @@ def test_everything_is_in_the_folder_and_nothing_beside_it(gray):
     assert saved.config["input_size"] == (1, 28, 28)
 
 
-def test_finetune_json_says_what_came_from_what(gray, gray_resnet):
+def test_finetune_json_records_its_inputs(gray, gray_resnet):
     document = json.loads((gray.folder / "finetune.json").read_text())
     assert document == gray.document
     assert document["figures"]["test"]["top1"] == gray.test.top1
@@ -99,12 +99,12 @@ def test_finetune_json_says_what_came_from_what(gray, gray_resnet):
     assert set(document["versions"]) >= {"hf-retarget", "torch", "timm"}
 
 
-def test_the_recipe_reruns_it_exactly(gray, gray_resnet, tmp_path):
+def test_the_saved_recipe_repeats_it_exactly(gray, gray_resnet, tmp_path):
     again = rt.finetune(gray_resnet, recipe=load_recipe(gray.folder / "recipe.yaml"), out=tmp_path / "again")
     assert model_bytes(again.folder) == model_bytes(gray.folder)
 
 
-def test_the_initial_head_is_the_one_a_port_wants(gray, gray_resnet):
+def test_the_initial_head_is_accepted_by_a_port(gray, gray_resnet):
     head, facts = load_tensors(gray.folder / "initial_head.safetensors")
     tuned, source = load_checkpoint(gray.folder), load_checkpoint(gray_resnet)
     heads = fit_heads(source.weights, tuned.weights, source.weights, head_names(tuned), "given", head=head)
@@ -122,14 +122,14 @@ def test_the_trajectory_ends_at_the_tuned_weights(gray):
     assert all(torch.equal(last[name], tensor) for name, tensor in saved.items())
 
 
-def test_scoring_the_folder_gives_the_figures_of_the_training(gray):
+def test_evaluating_the_folder_gives_the_recorded_figures(gray):
     recipe = load_recipe(gray.folder / "recipe.yaml")
     assert rt.evaluate(gray.folder, recipe=recipe).score == gray.test
     assert rt.evaluate(gray.folder, recipe=recipe, split="validation").score.top1 == gray.validation
     assert rt.evaluate(gray.folder, recipe=recipe).name(9) == "Ankle boot"
 
 
-def test_a_tuned_folder_is_trained_on_with_its_own_head(gray, short, tmp_path):
+def test_a_tuned_folder_is_trained_further_with_its_head(gray, short, tmp_path):
     more = rt.finetune(gray.folder, recipe=short(steps=1, **GRAY), out=tmp_path / "more")
     head, _ = load_tensors(more.folder / "initial_head.safetensors")
     assert more.head == "keep"
@@ -192,7 +192,7 @@ def start_of(reference, colours, short, head="auto", seed=0):
         (("red", "green", "violet"), "zero"),
     ],
 )
-def test_the_head_is_kept_if_its_classes_are_those_of_the_data(labels, kind, labelled, colours, short, tmp_path):
+def test_the_head_is_kept_if_its_classes_match_the_data(labels, kind, labelled, colours, short, tmp_path):
     folder = labelled(tmp_path / "model", "test_vit", labels, num_classes=3)
     start = start_of(folder, colours, short)
     assert start.head == kind
@@ -205,7 +205,7 @@ def test_the_head_is_kept_if_its_classes_are_those_of_the_data(labels, kind, lab
 
 
 @pytest.mark.parametrize("given", ["folder", "module"])
-def test_a_fresh_head_depends_on_the_seed_alone(given, vit, pico, colours, short):
+def test_a_new_head_depends_only_on_the_seed(given, vit, pico, colours, short):
     reference = vit if given == "folder" else pico()
     heads = [start_of(reference, colours, short, "fresh", seed).initial_head for seed in (0, 0, 1)]
     name = next(name for name in heads[0] if name.endswith("weight"))
@@ -215,7 +215,7 @@ def test_a_fresh_head_depends_on_the_seed_alone(given, vit, pico, colours, short
     assert not torch.equal(heads[0][name], own)
 
 
-def test_the_rest_of_the_model_is_not_touched_by_a_new_head(vit, colours, short):
+def test_a_new_head_does_not_change_the_rest_of_the_model(vit, colours, short):
     start, weights = start_of(vit, colours, short, "zero"), load_checkpoint(vit).weights
     assert not any(bool(tensor.any()) for tensor in start.initial_head.values())
     for name, tensor in start.model.state_dict().items():
@@ -233,7 +233,7 @@ def test_a_head_that_cannot_be_kept_is_an_error(gray_resnet, colours, vit, short
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 5])
-def test_a_run_that_stopped_goes_on_to_the_same_bytes(after, pico, colours, short, tmp_path):
+def test_an_interrupted_run_resumes_to_the_same_bytes(after, pico, colours, short, tmp_path):
     recipe = short(data__image_size=12, checkpoint_every=2, evaluate_every=2)
     options = {"recipe": recipe, "record": 2, "head": "fresh"}
     whole = rt.finetune(pico(), colours, out=tmp_path / "whole", **options)
@@ -250,7 +250,7 @@ def test_a_run_that_stopped_goes_on_to_the_same_bytes(after, pico, colours, shor
     assert not hidden(tmp_path)
 
 
-def test_a_run_that_cannot_be_saved_goes_on_without_training_again(pico, colours, short, tmp_path, monkeypatch):
+def test_a_failed_save_is_resumed_without_retraining(pico, colours, short, tmp_path, monkeypatch):
     options = {"recipe": short(data__image_size=12), "out": tmp_path / "tuned"}
 
     def fail(*_: object, **__: object) -> None:
@@ -266,7 +266,7 @@ def test_a_run_that_cannot_be_saved_goes_on_without_training_again(pico, colours
     assert not hidden(tmp_path)
 
 
-def test_an_unfinished_run_is_neither_forgotten_nor_mixed_up(pico, colours, short, tmp_path):
+def test_unfinished_runs_are_kept_and_told_apart(pico, colours, short, tmp_path):
     recipe, out = short(data__image_size=12, checkpoint_every=1), tmp_path / "tuned"
     with pytest.raises(Stop):
         rt.finetune(pico(), colours, recipe=recipe, out=out, progress=Stopper(3))
@@ -288,7 +288,7 @@ def test_an_unfinished_run_is_neither_forgotten_nor_mixed_up(pico, colours, shor
 # ---- where it may write
 
 
-def test_a_folder_with_something_in_it_is_replaced_only_on_demand(pico, colours, short, tmp_path):
+def test_a_non_empty_folder_is_replaced_only_on_request(pico, colours, short, tmp_path):
     out = tmp_path / "tuned"
     first = rt.finetune(pico(), colours, recipe=short(steps=1, data__image_size=12), out=out)
     before = model_bytes(first.folder)
@@ -302,7 +302,7 @@ def test_a_folder_with_something_in_it_is_replaced_only_on_demand(pico, colours,
     assert not hidden(tmp_path)
 
 
-def test_what_is_no_model_is_never_replaced(pico, colours, short, tmp_path, monkeypatch):
+def test_folders_without_a_model_are_never_replaced(pico, colours, short, tmp_path, monkeypatch):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").touch()
     (tmp_path / "file").touch()
@@ -326,7 +326,7 @@ def test_a_fine_tuning_without_length_is_an_error(pico, colours, short, tmp_path
         rt.finetune(pico(), colours, recipe=short(steps=0), out=tmp_path / "tuned")
 
 
-def test_images_of_a_size_the_model_cannot_take(vit, colours, short, tmp_path):
+def test_unsupported_image_sizes_are_refused(vit, colours, short, tmp_path):
     with pytest.raises(ModelError, match="takes images of 160×160 only, not of 32×32"):
         rt.finetune(vit, colours, recipe=short(data__image_size=32), out=tmp_path / "tuned")
     linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 3))
@@ -339,7 +339,7 @@ def test_images_of_a_size_the_model_cannot_take(vit, colours, short, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_saved_fails_before_it_is_trained(pico, colours, short, tmp_path, monkeypatch):
+def test_unsaveable_models_fail_before_training(pico, colours, short, tmp_path, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise ModelError("too large for torch.float16")
 
@@ -349,7 +349,7 @@ def test_what_cannot_be_saved_fails_before_it_is_trained(pico, colours, short, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loss_that_explodes_leaves_no_folder(pico, colours, short, tmp_path):
+def test_a_diverging_loss_leaves_no_folder(pico, colours, short, tmp_path):
     with pytest.raises(PortError, match="lower lr"):
         rt.finetune(pico(), colours, recipe=short(steps=30, lr=1e30, data__image_size=12), out=tmp_path / "tuned")
     assert not (tmp_path / "tuned").exists()

@@ -1,4 +1,4 @@
-"""Gates: inputs that make no sense are refused or lead the verdict, and what was looked at is in the result."""
+"""Gates: meaningless inputs are refused or lead the verdict, and the result records all findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = {"port.steps": 2, "port.grad_batches": 1, "port.batch_size": 16, "port.b
 
 
 def make_images(count: int = 240, classes: int = 4, shift: int = 0) -> list[tuple[torch.Tensor, int]]:
-    """Images whose brightest corner is their class."""
+    """Images whose class is their brightest corner."""
     draw = torch.Generator().manual_seed(3)
     found = []
     for number in range(count):
@@ -64,7 +64,7 @@ def find(result: rt.PortResult, name: str) -> str | None:
     return next(each.found for each in result.document.gates if each.name == name)
 
 
-def test_a_port_that_makes_sense_passes_all_gates(nets):
+def test_a_sensible_port_passes_all_gates(nets):
     result = port(*nets)
     assert [each.name for each in result.document.gates] == [gate.name for gate in GATES]
     assert {each.name: each.found for each in result.document.gates if each.found and each.name != "simpler"} == {}
@@ -100,7 +100,7 @@ def test_labels_in_another_order_are_refused(nets):
         port(*nets, images=make_images(shift=1))
 
 
-def test_a_tuned_model_that_guesses_leads_the_verdict(nets):
+def test_a_guessing_tuned_model_leads_the_verdict(nets):
     old, tuned, new = nets
     stubborn = copy.deepcopy(tuned)
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_a_tuned_model_that_guesses_leads_the_verdict(nets):
     assert "not significantly more than guessing" in result.document.verdict
 
 
-def test_a_head_that_was_tuned_alone_leads_to_fitting_one(nets):
+def test_a_model_with_only_its_head_tuned_suggests_fitting_one(nets):
     old, _, new = nets
     probe = copy.deepcopy(old)
     probe[3].load_state_dict(train(old, make_images())[3].state_dict())
@@ -129,7 +129,7 @@ def test_a_class_without_images_leads_the_verdict(nets, split):
     assert result.document.verdict.startswith("Check first: there is no")
 
 
-def test_without_labels_the_tuned_model_has_to_tell_images_apart(nets):
+def test_without_labels_the_tuned_model_must_distinguish_images(nets):
     old, tuned, new = nets
     images = [image for image, _ in make_images()]
     assert find(port(old, tuned, new, images=images), "chance") == ""
@@ -147,14 +147,14 @@ def score(right: int, count: int = 200) -> Score:
 
 
 @pytest.mark.parametrize(("ours", "theirs", "found"), [(100, 140, True), (139, 140, False), (150, 140, False)])
-def test_something_simpler_that_is_better_is_named(ours, theirs, found):
+def test_a_better_and_simpler_contender_is_named(ours, theirs, found):
     seen = look_at_gates(Evidence(tests={"": score(ours), "naive port": score(theirs)}))
     words = next(each.found for each in seen if each.name == "simpler")
     assert ("naive port has 70.0%" in (words or "")) is found
     assert list_warnings(seen) == [], "the verdict says so itself"
 
 
-def test_what_cannot_be_seen_is_neither_well_nor_wrong():
+def test_gates_without_evidence_are_left_open():
     seen = look_at_gates(Evidence())
     assert {each.found for each in seen} == {None}
     assert list_errors(seen) == list_warnings(seen) == []
@@ -176,7 +176,7 @@ def test_every_gate_says_what_to_do_and_is_documented():
     assert all(gate.advice and gate.looks_at.startswith("whether") for gate in GATES)
 
 
-def test_check_looks_at_what_it_can_see(tmp_path, labelled):
+def test_check_evaluates_the_gates_it_can(tmp_path, labelled):
     folders = [labelled(tmp_path / name, "test_resnet", num_classes=3) for name in ("old", "tuned")]
     sides = ["--src-base", folders[0], "--src-ft", folders[1], "--new-base", folders[0]]
     result = CliRunner().invoke(main, ["check", *map(str, sides)])
@@ -184,7 +184,7 @@ def test_check_looks_at_what_it_can_see(tmp_path, labelled):
     assert "new base is the old base" in result.output
 
 
-def test_check_sees_classes_without_images(tmp_path, labelled):
+def test_check_finds_classes_without_images(tmp_path, labelled):
     sides = []
     for number, name in enumerate(("old", "tuned", "new")):
         checkpoint = load_checkpoint(labelled(tmp_path / f"first {name}", "test_resnet", num_classes=3))
@@ -207,6 +207,6 @@ def test_a_model_of_another_base_leads_the_verdict():
     assert "does not resemble the old base (cosine 0.020)" in list_warnings(found)[0]
 
 
-def test_distances_that_are_nearly_the_same_are_told_apart():
+def test_nearly_equal_distances_are_distinguished():
     close = RelationFacts(0.999, 1.0, "drifted", {}, 0.06, 0.0602, 0.0601, 1.0)
     assert "(6.01% of the old base's norm away, not 6.02%)" in list_warnings(look_at_gates(Evidence(close)))[0]

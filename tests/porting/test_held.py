@@ -1,4 +1,4 @@
-"""Tables that the target keeps hold the groups that act on them still."""
+"""Fixed tables of the new base pin the groups that act on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_retarget.porting.inputs import trace_model
 
 
 class Rotary(nn.Module):
-    """Queries and keys of which pairs of channels are turned by fixed frequencies, and an MLP behind."""
+    """Queries and keys with pairs of channels rotated by fixed frequencies, followed by an MLP."""
 
     def __init__(self, uniform: bool = False) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Rotary(nn.Module):
         return self.fc2(self.fc1(self.norm(x.mean(1))).relu())
 
 
-def test_a_table_holds_its_groups_and_no_others():
+def test_a_table_pins_only_its_own_groups():
     model = Rotary().eval()
     traced = rt.trace(model, torch.zeros(2, 3, 16, 16))
     derived = trace_model(model, (3, 16, 16))
@@ -45,7 +45,7 @@ def test_a_table_holds_its_groups_and_no_others():
     assert set(derived.held) == touching
     assert {group.name for group in derived.graph.groups} == {group.name for group in traced.groups} - touching
     assert derived.verification.passed
-    # The target keeps its own table: without moving it, every permutation that is left keeps the function.
+    # The new base keeps its own table, so every remaining permutation must keep the function without moving it.
     x = torch.randn(2, 3, 16, 16)
     before, state = model(x), dict(model.named_parameters())
     for graph, same in ((derived.graph, True), (traced, False)):
@@ -55,13 +55,13 @@ def test_a_table_holds_its_groups_and_no_others():
         assert torch.allclose(torch.func.functional_call(model, moved, x), before, atol=1e-5) is same
 
 
-def test_a_uniform_table_and_statistics_hold_nothing():
+def test_uniform_tables_and_statistics_pin_nothing():
     model = Rotary(uniform=True)
     assert find_tables(rt.trace(model, torch.zeros(2, 3, 16, 16)), model) == ()
 
 
 @pytest.mark.parametrize("part", ["outer", "inner"])
-def test_blocks_keep_their_insides_when_their_order_is_pinned(part):
+def test_inner_axes_stay_free_when_the_order_of_blocks_is_pinned(part):
     model = timm.create_model("test_vit", num_classes=3, img_size=32)
     example = torch.zeros(2, 3, 32, 32)
     graph = rt.trace(model, example)

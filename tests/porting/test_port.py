@@ -1,4 +1,4 @@
-"""A port from end to end: what it finds, what it leaves behind, what it is compared with, and that it goes on."""
+"""A port from end to end: the permutation it finds, its folder, its comparisons, and resuming."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stop(Exception):
 
 
 class Watcher:
-    """Somebody who watches, and pulls the plug when the work called `doing` begins for the `after`-th time."""
+    """A progress display that interrupts when the work `doing` begins for the `after`-th time."""
 
     def __init__(self, doing: str = "", after: int = 0) -> None:
         self.doing, self.after = doing, after
@@ -64,7 +64,7 @@ class Watcher:
 
 
 def make_recipe(**values) -> Recipe:
-    """Short: `steps=4` stands for `port.steps`, `data__limit=60` for `data.limit`."""
+    """A recipe: `steps=4` sets `port.steps`, `data__limit=60` sets `data.limit`."""
     keys = {f"port.{key}" if "__" not in key else key.replace("__", "."): value for key, value in values.items()}
     small = {"port.steps": 3, "port.batch_size": 16, "port.grad_batches": 2, "port.bn_batches": 2}
     return Recipe("small").override(
@@ -73,7 +73,7 @@ def make_recipe(**values) -> Recipe:
 
 
 def make_net(seed: int, classes: int = 3, channels: int = 3, norm: bool = False) -> nn.Module:
-    """A convolutional net without BatchNorm, or with it, and without any configuration."""
+    """A convolutional network, optionally with BatchNorm, without a configuration."""
     torch.manual_seed(seed)
     layers = [nn.Conv2d(channels, 8, 3, stride=2), nn.BatchNorm2d(8) if norm else nn.Identity(), nn.ReLU()]
     layers += [nn.Conv2d(8, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2)]
@@ -81,7 +81,7 @@ def make_net(seed: int, classes: int = 3, channels: int = 3, norm: bool = False)
 
 
 def moved(model: nn.Module, classes: int, by: float = 0.1, seed: int = 5) -> nn.Module:
-    """As if it had been fine-tuned, with a head for so many classes."""
+    """The model as if fine-tuned, with a head of `classes` classes."""
     torch.manual_seed(seed)
     tuned = load_checkpoint(model).build(classes, seed=7)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def moved(model: nn.Module, classes: int, by: float = 0.1, seed: int = 5) -> nn.
 
 @pytest.fixture(scope="module")
 def pictures(colours) -> list:
-    """The training pictures, as Python has them."""
+    """The training images as Python objects."""
     names = sorted(path.name for path in (colours / "train").iterdir())
     paths = sorted((colours / "train").rglob("*.png"))
     return [(Image.open(path).copy(), names.index(path.parent.name)) for path in paths]
@@ -116,7 +116,7 @@ def same_files(one: Path, other: Path) -> None:
 
 
 def timeless(figures: ContenderFigures) -> ContenderFigures:
-    """The figures without how long each step took."""
+    """The figures without the time of each step."""
     return replace(figures, steps=tuple(replace(each, seconds={}) for each in figures.steps))
 
 
@@ -151,7 +151,7 @@ def planted(tmp_path_factory):
     return SimpleNamespace(folder=folder, order=order, recipe=recipe, result=result)
 
 
-def test_a_planted_permutation_is_found_and_the_function_of_the_tuned_model_is_carried_over(planted):
+def test_a_planted_permutation_is_found_and_the_function_carried_over(planted):
     result, graph = planted.result, planted.result.graph
     top1 = {each.name: each.test.top1 for each in result.document.contenders}
     tuned = load_checkpoint(planted.folder / "tuned").weights
@@ -172,7 +172,7 @@ def test_a_planted_permutation_is_found_and_the_function_of_the_tuned_model_is_c
     assert result.document.head["policy"] == "own"
 
 
-def test_timm_loads_the_folder_and_gets_the_same_answers(planted):
+def test_timm_loads_the_folder_with_the_same_outputs(planted):
     folder = planted.folder / "ported"
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     images = torch.randn(3, 1, 32, 32)
@@ -185,7 +185,7 @@ def test_timm_loads_the_folder_and_gets_the_same_answers(planted):
 PINS_NOTHING = {"port.json", "README.md", "report.html"}
 
 
-def test_everything_is_in_the_folder_and_nothing_beside_it(planted):
+def test_the_folder_is_complete_with_nothing_beside_it(planted):
     folder = planted.folder / "ported"
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "figures", "recipe.yaml", "report.html"])
     drawn = {path.name for path in (folder / "figures").iterdir()}
@@ -200,7 +200,7 @@ def test_everything_is_in_the_folder_and_nothing_beside_it(planted):
     assert rt.load_recipe(folder / "recipe.yaml") == planted.recipe
 
 
-def test_port_json_says_what_came_from_what(planted):
+def test_port_json_records_its_inputs(planted):
     document = planted.result.document
     assert document.format == "hf-retarget/port/2"
     for side, name in (("source", "old"), ("tuned", "tuned"), ("target", "new")):
@@ -229,10 +229,10 @@ def test_the_card_has_valid_front_matter_and_the_accuracies(planted):
     assert "hf-retarget" in card.data.tags
     assert f"{planted.result.document.port.test.top1:.1%}" in card.text
     assert planted.result.verdict in card.text
-    assert str(planted.folder) not in card.text.partition("```")[0]  # nobody's folders
+    assert str(planted.folder) not in card.text.partition("```")[0]  # no local folders
 
 
-def test_port_json_says_how_well_it_fits(planted):
+def test_port_json_records_the_quality_of_the_match(planted):
     document = planted.result.document
     first, second = (each.cosines for each in document.port.steps)
     assert first["unseen"] is None, "nothing was matched before"
@@ -253,7 +253,7 @@ def test_port_json_says_how_well_it_fits(planted):
     assert all(0 <= document.find(name).validation <= 1 for name in ("tuned", "base"))
 
 
-def test_sample_images_are_those_that_the_scores_are_about(planted):
+def test_sample_images_agree_with_the_scores(planted):
     result = planted.result
     facts, test = result.document.samples, result.inputs.data.test
     assert (facts["ours"], facts["theirs"]) == ("fgmt", "tuned")
@@ -271,7 +271,7 @@ def test_sample_images_are_those_that_the_scores_are_about(planted):
             assert np.array_equal(np.asarray(small), np.asarray(test.image(each["number"])))
 
 
-def test_the_report_is_about_this_port(planted):
+def test_the_report_describes_this_port(planted):
     html = (planted.folder / "ported" / "report.html").read_text()
     assert planted.result.verdict.partition(": ")[2] in html_module.unescape(html)
     assert html.count('src="data:image/') == 12
@@ -279,9 +279,9 @@ def test_the_report_is_about_this_port(planted):
     assert str(planted.folder) not in html.partition("<pre>")[0]
 
 
-def test_a_report_that_fails_costs_nothing_but_itself(ported, tmp_path, monkeypatch):
+def test_a_failing_report_does_not_fail_the_port(ported, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
-        raise KeyError("nobody foresaw this")
+        raise KeyError("unforeseen")
 
     with monkeypatch.context() as patch:
         patch.setattr(result, "compose_report", fail)
@@ -294,25 +294,25 @@ def test_a_report_that_fails_costs_nothing_but_itself(ported, tmp_path, monkeypa
 # ---- the same again
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(nets, ported, colours, tmp_path):
+def test_the_seed_determines_the_bytes(nets, ported, colours, tmp_path):
     rt.port(*nets, colours, recipe=make_recipe(), out=tmp_path / "again", workers=1)
     same_files(ported.save(tmp_path / "saved"), tmp_path / "again")
     other = rt.port(*nets, colours, recipe=make_recipe(seed=1, control="none"))
     assert other.permutation != ported.permutation
 
 
-def test_another_seed_is_that_of_the_control_too_but_not_of_the_split(nets, pictures, tmp_path):
+def test_the_seed_affects_the_control_but_not_the_split(nets, pictures, tmp_path):
     hard = [(picture, number % 3 if number % 4 else label) for number, (picture, label) in enumerate(pictures)]
     first = rt.port(*nets, hard, recipe=make_recipe(finetune__steps=9), out=tmp_path / "first").document
     recipe, changes = tmp_path / "first" / "recipe.yaml", ({"port.seed": 1}, {"port.seed": 1, "finetune.seed": 0})
     again = [rt.port(*nets, hard, recipe=recipe, overrides=each).document for each in changes]
     courses = [(each.find("plain").curve, each.find("plain").test.loss) for each in (first, *again)]
-    assert courses[0] == courses[2] != courses[1], "a seed of its own is kept"
+    assert courses[0] == courses[2] != courses[1], "its own seed is kept"
     assert again[0].recipe["finetune"]["seed"] == 1
     assert again[0].data.fingerprint == first.data.fingerprint
 
 
-def test_the_models_given_are_not_touched(nets, colours, pictures):
+def test_given_models_are_not_modified(nets, colours, pictures):
     before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in nets]
     rt.port(*nets, pictures, recipe=make_recipe(control="full"))
     for net, kept in zip(nets, before, strict=True):
@@ -323,7 +323,7 @@ def test_the_models_given_are_not_touched(nets, colours, pictures):
     ("doing", "after"),
     [(PORTING, 0), (PORTING, 1), ("evaluating", 2), (NAIVELY, 1), ("fine-tuning", 2), ("fine-tuning", 9)],
 )
-def test_a_port_that_stopped_goes_on_to_the_same_bytes(doing, after, nets, ported, colours, tmp_path):
+def test_an_interrupted_port_resumes_to_the_same_bytes(doing, after, nets, ported, colours, tmp_path):
     out, options = tmp_path / "ported", {"recipe": make_recipe()}
     with pytest.raises(Stop):
         rt.port(*nets, colours, out=out, progress=Watcher(doing, after), **options)
@@ -342,7 +342,7 @@ def test_a_port_that_stopped_goes_on_to_the_same_bytes(doing, after, nets, porte
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ported", "whole"]
 
 
-def test_an_unfinished_port_is_neither_forgotten_nor_mixed_up(nets, colours, tmp_path):
+def test_unfinished_ports_are_kept_and_told_apart(nets, colours, tmp_path):
     out = tmp_path / "ported"
     with pytest.raises(Stop):
         rt.port(*nets, colours, recipe=make_recipe(), out=out, progress=Watcher(PORTING, 2))
@@ -381,7 +381,7 @@ def test_a_resnet_with_another_head_on_a_colour_folder(colours, tmp_path, labell
     assert [images for images, _ in after.curve] == [16 * 8 + 8 * step for step in range(4)]
     assert plain.curve[-1][0] == 16 * plain.gradients
     assert [images for images, _ in document.port.curve] == [16 * 4, 16 * 8]
-    # What is saved is the model that was fine-tuned on.
+    # The saved model is the fine-tuned one.
     assert (after.role, document.result) == ("after", after)
     measured = rt.evaluate(tmp_path / "ported", colours, recipe=options).score
     assert measured.loss == pytest.approx(after.test.loss, rel=1e-6)
@@ -448,7 +448,7 @@ def test_python_data_in_gray_and_colour(channels, pictures):
         ("oracle", 0),
     ],
 )
-def test_every_method_can_be_ported_with(method, gradients, nets, pictures):
+def test_every_method_makes_a_port(method, gradients, nets, pictures):
     real = moved(nets[2], 3, by=0.2, seed=6)
     found = rt.port(*nets, pictures, recipe=make_recipe(method=method, control="naive"), tuned_target=real)
     document, names = found.document, {each.name for each in found.document.contenders}
@@ -506,7 +506,7 @@ def test_an_actual_trajectory_is_followed(nets, colours, tmp_path):
         rt.port(old, tuned, new, colours, recipe=make_recipe(trajectory="actual"))
 
 
-def test_heads_that_are_given_or_shared(nets, colours, tmp_path):
+def test_given_and_shared_heads(nets, colours, tmp_path):
     head = {"8.weight": torch.randn(3, 12), "8.bias": torch.randn(3)}
     save_tensors(tmp_path / "head.safetensors", {**head, "0.weight": torch.zeros(1)}, {})
     given = rt.port(*nets, colours, recipe=make_recipe(control="none"), initial_head=tmp_path / "head.safetensors")
@@ -523,7 +523,7 @@ def test_heads_that_are_given_or_shared(nets, colours, tmp_path):
         rt.port(*nets, colours, recipe=make_recipe(head="given"))
 
 
-def test_gradients_of_the_source_are_kept_for_other_ports(nets, ported, colours, tmp_path, monkeypatch):
+def test_gradients_of_the_old_side_are_reused_by_other_ports(nets, ported, colours, tmp_path, monkeypatch):
     options = {"recipe": make_recipe(control="none"), "gradient_cache": tmp_path / "cache"}
     first = rt.port(*nets, colours, **options)
     asked = []
@@ -544,7 +544,7 @@ def test_gradients_of_the_source_are_kept_for_other_ports(nets, ported, colours,
 # ---- when to stop, and what can go wrong
 
 
-def test_early_stop_makes_no_needless_steps(nets, pictures):
+def test_early_stop_takes_no_needless_steps(nets, pictures):
     old, _, new = nets
     far = old, moved(old, 3, by=2.0), new
     whole = rt.port(*far, pictures, recipe=make_recipe(steps=6, control="none"))
@@ -552,12 +552,12 @@ def test_early_stop_makes_no_needless_steps(nets, pictures):
     short = rt.port(*far, pictures, recipe=make_recipe(steps=6, control="none", early_stop=1))
     # It stops after the first step that is no better than all before it.
     expected = next((step for step in range(2, 7) if tops[step - 1] <= max(tops[: step - 1])), 6)
-    assert expected < 6, "else this shows nothing; choose another seed"
+    assert expected < 6, "otherwise this proves nothing; choose another seed"
     assert [(each.top1, -each.loss) for each in short.history] == tops[:expected]
     assert short.document.steps_planned == 6
 
 
-def test_a_control_that_diverges_is_a_note_and_no_end(nets, colours, tmp_path):
+def test_a_diverging_control_becomes_a_note(nets, colours, tmp_path):
     recipe = make_recipe(finetune__lr=1e30, finetune__steps=4)
     found = rt.port(*nets, colours, recipe=recipe, out=tmp_path / "ported")
     assert found.document.find("plain") is None
@@ -600,7 +600,7 @@ def test_bad_input_is_refused_before_anything_is_written(change, values, error, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_graph_that_does_not_hold_is_an_error(nets, colours, monkeypatch):
+def test_a_graph_that_fails_verification_is_an_error(nets, colours, monkeypatch):
     failed = Verification(1.0, 0.0, 1e-8, 2, (), 0.0)
     monkeypatch.setattr(inputs, "verify", lambda *_, **__: failed)
     with pytest.raises(rt.PortError, match=r"cannot be trusted: FAILED.*--no-check"):
@@ -609,7 +609,7 @@ def test_a_graph_that_does_not_hold_is_an_error(nets, colours, monkeypatch):
     assert unchecked.document.graph["check"] is None
 
 
-def test_a_full_disk_leaves_no_folder_and_the_port_can_go_on(nets, ported, colours, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_folder_and_the_port_can_continue(nets, ported, colours, tmp_path, monkeypatch):
     out = tmp_path / "ported"
 
     def fail(*_: object, **__: object) -> None:
@@ -630,7 +630,7 @@ def test_a_full_disk_leaves_no_folder_and_the_port_can_go_on(nets, ported, colou
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ported", "whole"]
 
 
-def test_half_precision_is_computed_in_float32_and_written_back(nets, colours, tmp_path):
+def test_half_precision_is_computed_in_float32_and_kept(nets, colours, tmp_path):
     old, tuned, new = nets
     narrow = load_checkpoint(new).build().half()
     found = rt.port(old, tuned, narrow, colours, recipe=make_recipe(control="none"), out=tmp_path / "half")
@@ -647,7 +647,7 @@ def test_half_precision_is_computed_in_float32_and_written_back(nets, colours, t
 # ---- before it begins
 
 
-def test_a_plan_says_what_a_port_would_do(nets, ported, colours, tmp_path):
+def test_a_dry_run_describes_the_port(nets, ported, colours, tmp_path):
     found = plan(*nets, colours, recipe=make_recipe(finetune__steps=4, finetune__batch_size=16))
     assert found.gradients == ported.document.port.gradients == 12
     assert found.control_steps == math.ceil(12 + found.forwards / 3 + 4)

@@ -1,4 +1,4 @@
-"""Fine-tunings of transformers' models are ported like timm's, and the result is a model of transformers."""
+"""Fine-tuned transformers models are ported like those of timm, and the result is a transformers model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trio(request, tmp_path):
     return tmp_path
 
 
-def test_a_port_is_saved_as_transformers_saves_it(trio, colours):
+def test_a_port_is_saved_like_transformers_does(trio, colours):
     sides = [trio / name for name in ("old", "tuned", "new")]
     result = rt.port(*sides, colours, overrides=SHORT | {"port.method": "fgmt"}, out=trio / "ported")
     theirs, report = transformers.AutoModelForImageClassification.from_pretrained(
@@ -72,7 +72,7 @@ def test_models_from_python(trio, colours):
 
 
 @pytest.mark.parametrize("trio", ["ViT"], indirect=True)
-def test_it_is_pushed_as_a_model_of_transformers_and_its_pipeline_loads_it(trio, colours, connected, tmp_path):
+def test_a_pushed_port_is_loaded_by_a_transformers_pipeline(trio, colours, connected, tmp_path):
     quick = SHORT | {"port.method": "naive", "port.control": "none", "port.check": False}
     result = rt.port(*(trio / name for name in ("old", "tuned", "new")), colours, overrides=quick, device="cpu")
     pushed = result.push_to_hub("birds", revision="v2", private=True)
@@ -87,4 +87,4 @@ def test_it_is_pushed_as_a_model_of_transformers_and_its_pipeline_loads_it(trio,
     answer(sorted(each["label"] for each in classify(Image.new("RGB", (20, 20)))))
     """
     found = connected.client(token="hf_ada_read", home=tmp_path / "home").ask(code)
-    assert found == ["blue", "green", "red"], "the example in the card works as it is"
+    assert found == ["blue", "green", "red"], "the example in the card works"

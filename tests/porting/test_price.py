@@ -1,4 +1,4 @@
-"""One price: what check, a dry run, the control and port.json say is the same, for every method and in epochs."""
+"""One price: check, the dry run, the control and port.json agree, for every method and for epochs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def recipe_of(method: str, length: str, control: str = "full") -> rt.Recipe:
     ("method", "length"),
     [*((method, "epochs") for method in method_names()), ("fgmt-sign", "none"), ("fgmt-sign", "steps")],
 )
-def test_check_and_dry_run_and_recipe_agree(sides, method, length):
+def test_check_dry_run_and_recipe_agree(sides, method, length):
     recipe = recipe_of(method, length)
     planned = plan(*sides[:3], recipe=recipe, tuned_target=sides[3])
     checked = rt.check(*sides[:3], recipe=recipe).cost
@@ -66,7 +66,7 @@ def test_check_and_dry_run_and_recipe_agree(sides, method, length):
 
 
 @pytest.mark.parametrize("method", ["fgmt-sign", "naive", "naive-sign", "head", "auto"])
-def test_the_port_takes_what_was_planned(sides, method, monkeypatch):
+def test_the_port_costs_what_was_planned(sides, method, monkeypatch):
     monkeypatch.setattr(makers, "BEHIND", 1.0)  # no head is left out
     recipe = recipe_of(method, "epochs")
     planned = plan(*sides[:3], recipe=recipe)
@@ -74,7 +74,7 @@ def test_the_port_takes_what_was_planned(sides, method, monkeypatch):
     price = price_port(recipe, ImageCounts(**planned.images, has_batchnorm=True))
     ports = [each for each in done.contenders if each.role == "port"]
     assert max(each.gradients for each in ports) == planned.gradients
-    # What is refitted was made before, and is counted once; so are steps that two contenders share.
+    # Refitted entries and steps shared by two contenders are counted once.
     own = {each.name: each.forwards for each in ports}
     alone = [own[each.name] - own.get(each.row.refits, 0) for each in ports]
     if method == "auto":
@@ -90,7 +90,7 @@ def test_the_port_takes_what_was_planned(sides, method, monkeypatch):
 
 
 def test_epochs_of_a_recipe_count_in_check(sides):
-    # cub@paper fine-tunes for epochs: the control has to see as many images, also before they are downloaded.
+    # cub@paper fine-tunes for epochs: the control must see as many images, even before they are downloaded.
     whole = rt.check(*sides[:3], recipe=recipe_of("fgmt", "epochs")).cost
     none = rt.check(*sides[:3], recipe=recipe_of("fgmt", "none")).cost
     assert whole.control > none.control

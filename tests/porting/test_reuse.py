@@ -1,4 +1,4 @@
-"""A permutation serves another graph if it acts there as it does on its own."""
+"""A permutation can be reused for another graph on which it acts in the same way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def graph_of(name: str = "test_resnet", classes: int = 3, **options: object) -> 
     return rt.trace(timm.create_model(name, num_classes=classes, **options), torch.zeros(2, 3, 32, 32))
 
 
-def test_another_number_of_classes_is_alike_and_another_model_is_not(tmp_path):
+def test_permutations_fit_other_numbers_of_classes_but_not_other_models(tmp_path):
     three, seven = graph_of(), graph_of(classes=7)
     assert three.fingerprint != seven.fingerprint
     vit, dense = {"img_size": 32}, {"growth_rate": 8, "block_config": (2, 2, 2, 2)}
@@ -48,7 +48,7 @@ def test_another_number_of_classes_is_alike_and_another_model_is_not(tmp_path):
         other.apply(load_permutation(tmp_path / "permutation.safetensors", other), {})
 
 
-def test_a_plane_takes_what_a_port_takes(tmp_path):
+def test_a_plane_accepts_the_permutations_of_ports(tmp_path):
     import timm
 
     from hf_retarget.models import load_checkpoint, save_model

@@ -1,4 +1,4 @@
-"""The one line at the end: what won, what would have been better, and when the images do not tell."""
+"""The verdict: the winner, what would have been better, and when the images do not decide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IMAGES = 400
 
 
 def make_score(top1: float, shift: int = 0) -> Score:
-    """A model that has this share of the images right: the first of them, or those after a shift."""
+    """A model with this accuracy: right on the first images, or on those after a shift."""
     right = round(top1 * IMAGES)
     said = tuple(int(not shift <= number < shift + right) for number in range(IMAGES))
     return Score(1.0, top1, None, IMAGES, (), (), said, (0,) * IMAGES)
@@ -72,7 +72,7 @@ def test_a_naive_port_is_not_compared_with_itself():
     assert unmatched == {"naive": "", "naive-sign": "", "fgmt": "naive", "fgmt-sign": "naive-sign"}
 
 
-def test_without_labels_it_speaks_of_agreement():
+def test_without_labels_the_verdict_speaks_of_agreement():
     winner = make_entry("naive-line", PORT, 0.9)
     entries = [winner, make_entry("plain", BESIDE, 0.4), make_entry("tuned", BESIDE, 1.0)]
     said = judge_port(entries, winner, winner, labelled=False)
@@ -80,7 +80,7 @@ def test_without_labels_it_speaks_of_agreement():
     assert "of the tuned model's" not in said
 
 
-def test_only_images_on_which_two_models_differ_make_the_error():
+def test_only_differing_images_contribute_to_the_error():
     one, other = make_score(0.5), make_score(0.5, shift=100)
     assert paired_error(one, one) == 0
     assert paired_error(one, other) == pytest.approx((200**0.5) / 400)
@@ -91,13 +91,13 @@ def test_only_images_on_which_two_models_differ_make_the_error():
 @pytest.mark.parametrize(
     ("validation", "winner"),
     [
-        ({"naive-line": 0.70, "naive-head": 0.70, "head": 0.60}, "naive-line"),  # of equals the simplest
+        ({"naive-line": 0.70, "naive-head": 0.70, "head": 0.60}, "naive-line"),  # on a tie, the simplest
         ({"naive-line": 0.70, "naive-head": 0.80, "head": 0.60}, "naive-head"),
         ({"head": 0.799, "matched": 0.80}, "head"),
         ({"naive-line": 0.30, "head": 0.60, "matched": 0.70}, "matched"),
     ],
 )
-def test_ties_go_to_the_simpler(validation, winner):
+def test_ties_go_to_the_simpler_contender(validation, winner):
     # A shift makes the models differ on other images, too, so that a small lead is within the error.
     ports = [make_entry(name, PORT, top1, shift=7 * n) for n, (name, top1) in enumerate(validation.items())]
     assert choose_winner(ports).contender.name == winner

@@ -1,4 +1,4 @@
-"""A finished folder as `hf-retarget finetune` leaves one, and clients that push it."""
+"""A finished folder as written by `hf-retarget finetune`, and clients that push it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABELS = ("Äpfel", "a|b", "<b>🍒</b>")
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
-    """What is in a finished folder, and what should not leave it."""
+    """The content of a finished folder, including files that must not be published."""
     folder = tmp_path_factory.mktemp("finished") / "tuned"
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=len(LABELS))
@@ -65,7 +65,7 @@ def push(connected: Hub) -> Push:
 
 @pytest.fixture
 def push_alone(hub: Hub) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`hf-retarget push` as a command, with clients that nobody has changed."""
+    """`hf-retarget push` in its own process, with unmodified clients."""
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         client = hub.client(token="hf_ada_write", HF_RETARGET_HUB_PATIENCE="8")
@@ -76,7 +76,7 @@ def push_alone(hub: Hub) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def refused(push: Push) -> Callable[..., str]:
-    """Push, fail with one line, and give that."""
+    """Push, expect a failure with one line, and return it."""
 
     def run(*arguments: object, **settings: str | None) -> str:
         done = push(*arguments, **settings)

@@ -1,4 +1,4 @@
-"""The card: metadata that the Hub accepts, and names of others that stay what they are."""
+"""The card: metadata accepted by the Hub, and untrusted names kept as text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def contender(name: str, top1: float, role: str = "beside", **more: Any) -> dict
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    """Of port.json, as far as a card reads it."""
+    """The parts of port.json that a card reads."""
     data = {
         "name": "ada/insects",
         "revision": "beef",
@@ -103,7 +103,7 @@ def content(**changes: Any) -> dict[str, Any]:
 
 
 def compose(made: dict[str, Any], **options: Any) -> str:
-    """The card as a port writes it."""
+    """The card written by a port."""
     document = parse_document(made)
     rows = [(describe_result(each, document), asdict(each.test)) for each in document.table]
     return write_port_card(document, rows, **options)
@@ -114,7 +114,7 @@ def write(**changes: Any) -> str:
 
 
 def shown(card: str) -> str:
-    """What a reader sees: rendered, tags removed, characters back."""
+    """The visible text: rendered, without tags, with unescaped characters."""
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render(card.split("---\n", 2)[2])
     return html.unescape(re.sub(r"</?[a-z][^>]*>", "\x00", page))
 
@@ -127,7 +127,7 @@ def test_metadata_is_valid_and_complete():
     assert data["library_name"] == "timm"
     assert data["pipeline_tag"] == "image-classification"
     assert data["tags"] == ["timm", "image-classification", "hf-retarget"]
-    assert data["base_model"] == ["timm/new.tag"], "no local folder, and not the old base, of which nothing is left"
+    assert data["base_model"] == ["timm/new.tag"], "no local folder, and not the old base, whose weights are gone"
     assert data["base_model_relation"] == "finetune"
     assert data["datasets"] == ["ada/insects"]
     assert data["license"] == "apache-2.0"
@@ -145,7 +145,7 @@ def test_lineage_names_the_fine_tuning_and_goes_through_a_local_folder():
     assert data["base_model"] == ["timm/new", "ada/tuned"]
 
 
-def test_a_card_tells_no_paths_of_the_machine():
+def test_a_card_reveals_no_local_paths():
     made = content(command="hf-retarget port --data '/home/ada/my secret/photos' --out=/home/ada/secret/out --steps 3")
     made["recipe"]["data"]["reference"] = "/home/ada/secret/photos"
     text = compose(made)
@@ -154,13 +154,13 @@ def test_a_card_tells_no_paths_of_the_machine():
     assert "reference: photos" in text
 
 
-def test_the_hub_accepts_it(connected: Hub):
+def test_the_hub_accepts_the_card(connected: Hub):
     ModelCard(write(data={"name": "Käfer: <b>|", "revision": None})).validate()
     with pytest.raises(ValueError, match="license"):
         ModelCard("---\nlicense: my-own\n---\n").validate()
 
 
-def test_the_body_says_what_it_is_and_where_it_comes_from():
+def test_the_body_describes_the_model_and_its_origin():
     text = write()
     for words in (
         "port by fgmt (best step 7 of 10) | 50.0% | 1.234 |",
@@ -184,7 +184,7 @@ def test_the_body_says_what_it_is_and_where_it_comes_from():
     assert text.index("## Usage") < text.index("on the test images") < text.index("<details>")
 
 
-def test_the_example_knows_the_images_of_the_model():
+def test_the_example_uses_the_input_of_the_model():
     seen = {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]}
     text = write(data={"preprocess": seen, "made": "resized to 32×32, mean 0.5"})
     assert 'convert("L"))  # 1×32×32, normalised as config.json says' in text
@@ -193,7 +193,7 @@ def test_the_example_knows_the_images_of_the_model():
     compile(code, "card", "exec")
 
 
-def test_the_better_figure_is_that_of_the_model_in_the_folder():
+def test_scores_are_those_of_the_saved_model():
     entered = [contender("fgmt", 0.5, "port"), contender("finetuned", 0.8, "after", test={"top5": 0.95})]
     results = ModelCard(write(contenders=entered)).data.eval_results
     assert [(each.metric_name, each.metric_value) for each in results] == [
@@ -203,7 +203,7 @@ def test_the_better_figure_is_that_of_the_model_in_the_folder():
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_any_name_survives_and_does_no_harm(name: str):
+def test_names_are_escaped_and_kept(name: str):
     text = write(data={"name": name, "labels": ["ant", "bee", name], "revision": None}, command=f"hf-retarget '{name}'")
     assert problems_of(text) == ([], [])
     card = ModelCard(text)
@@ -238,7 +238,7 @@ def test_a_fine_tuning_has_a_card_too():
     assert "```\nhf-retarget finetune resnet18.a1_in1k\n```" in text
 
 
-def test_without_a_base_on_the_hub_nothing_is_claimed():
+def test_no_base_model_is_claimed_without_one_on_the_hub():
     made = content(data={"name": "photos", "revision": None})
     made["models"] |= {name: side(f"/x/{name}") for name in ("source", "tuned", "target")}
     data = ModelCard(compose(made)).data.to_dict()
@@ -265,6 +265,6 @@ def test_licences():
     }
 
 
-def test_text_in_markdown():
+def test_text_is_escaped_in_markdown():
     assert escape("a\n b") == "a b"
     assert fence("x", "yaml") == "```yaml\nx\n```\n"

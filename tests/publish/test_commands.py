@@ -1,4 +1,4 @@
-"""`--push-to-hub` at the end of a port and a fine-tuning, and real clients that load what was pushed."""
+"""`--push-to-hub` after a port and a fine-tuning, and real clients that load the result."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def test_a_port_is_pushed_with_its_card(connected: Hub, trio, tmp_path: Path) ->
     assert (finished.license, finished.base_model) == ("cc-by-4.0", ["timm/new"]), "a port that is finished has both"
 
 
-def test_it_is_asked_before_the_work_whether_it_may_be_pushed(
-    connected: Hub, trio, tmp_path: Path, monkeypatch
-) -> None:
+def test_write_access_is_checked_before_the_work(connected: Hub, trio, tmp_path: Path, monkeypatch) -> None:
     command = ("port", *trio, *DATA, *QUICK, "--out", tmp_path / "ported")
     assert "'ada' may not write to 'bob'" in refused(*command, "--push-to-hub", "bob/birds")
     assert "'ada' may not write to 'bob'" in refused(*command, "--push-to-hub", "bob/birds", "--dry-run")
@@ -87,7 +85,7 @@ def test_it_is_asked_before_the_work_whether_it_may_be_pushed(
     assert not connected.log.of("resolve"), "no model was loaded"
 
 
-def test_a_push_that_fails_leaves_the_folder_and_says_how_to_go_on(connected: Hub, tmp_path: Path, trio) -> None:
+def test_a_failed_push_leaves_the_folder_and_says_how_to_continue(connected: Hub, tmp_path: Path, trio) -> None:
     out = tmp_path / "a tuning"
     connected.fail("commit", 403, times=None)
     line = refused(
@@ -109,7 +107,7 @@ def test_a_push_that_fails_leaves_the_folder_and_says_how_to_go_on(connected: Hu
     assert "hf_ada_write" not in text + repository.read("finetune.json", "v2").decode()
 
 
-def test_python_pushes_a_result(connected: Hub, trio, tmp_path: Path) -> None:
+def test_a_result_is_pushed_from_python(connected: Hub, trio, tmp_path: Path) -> None:
     options = {"port.method": "naive", "port.control": "none", "port.check": False, "port.steps": 2}
     data = {"data.limit": 60, "data.image_size": 28}
     sides = (tmp_path / "old", tmp_path / "tuned", "timm/new")
@@ -123,7 +121,7 @@ def test_python_pushes_a_result(connected: Hub, trio, tmp_path: Path) -> None:
         result.push_to_hub("bob/birds")
 
 
-def test_timm_and_transformers_load_what_was_pushed(
+def test_timm_and_transformers_load_pushed_models(
     hub: Hub, push_alone: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A Hub in trouble: a push ends well after a while, or in one line with the next step, and never half-way."""
+"""A failing Hub: a push succeeds after retries, or ends in one line with the next step, and is never partial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = "model.safetensors"
 
 
 def whole(hub: Hub, folder: Path) -> bool:
-    """Whether all of it is there; False if none of it is."""
+    """Whether all files are there; False if none are."""
     paths = hub.repository("ada/birds").paths() if hub.has_repository("ada/birds") else []
     if not paths:
         return False
@@ -27,7 +27,7 @@ def whole(hub: Hub, folder: Path) -> bool:
 @pytest.mark.parametrize(
     "route", ["whoami", "info", "create_repo", "validate_yaml", "preupload", "lfs_batch", "upload", "commit"]
 )
-def test_a_busy_hub_is_asked_again(hub: Hub, push, folder: Path, route: str) -> None:
+def test_a_busy_hub_is_retried(hub: Hub, push, folder: Path, route: str) -> None:
     hub.fail(route, 503)
     done = push(folder, "birds")
     assert done.exit_code == 0, done.stderr
@@ -38,7 +38,7 @@ def test_a_busy_hub_is_asked_again(hub: Hub, push, folder: Path, route: str) -> 
     assert len(list(hub.repository("ada/birds").history())) == 2
 
 
-def test_everything_at_once(hub: Hub, push_alone, folder: Path) -> None:
+def test_many_faults_at_once(hub: Hub, push_alone, folder: Path) -> None:
     hub.fail("create_repo", 429, retry_after=1)
     hub.cut("upload", after=100_000, sending=True)
     hub.fail("commit", 500)
@@ -52,7 +52,7 @@ def test_everything_at_once(hub: Hub, push_alone, folder: Path) -> None:
     assert done.stdout.startswith("Pushed to ")
 
 
-def test_in_parts(hub: Hub, push, folder: Path) -> None:
+def test_a_push_in_parts(hub: Hub, push, folder: Path) -> None:
     hub.multipart_from, hub.part_size = 100_000, 600_000
     hub.cut("upload_part", after=50_000, sending=True, skip=1)
     hub.lose_answer("lfs_complete")
@@ -64,7 +64,7 @@ def test_in_parts(hub: Hub, push, folder: Path) -> None:
     assert len(hub.log.of("commit")) == 1
 
 
-def test_somebody_else_commits_at_the_same_time(hub: Hub, push, folder: Path) -> None:
+def test_a_concurrent_commit(hub: Hub, push, folder: Path) -> None:
     hub.repository("ada/birds", {"README.md": b"# Mine\n"})
     hub.fail("commit", 412)
     done = push(folder, "birds", "--no-verify")
@@ -77,7 +77,7 @@ def test_somebody_else_commits_at_the_same_time(hub: Hub, push, folder: Path) ->
     assert "other commits to 'ada/birds' keep interfering" in failed.stderr.splitlines()[-1]
 
 
-def test_uploads_go_on_where_they_were(hub: Hub, push, refused, folder: Path) -> None:
+def test_uploads_continue_where_they_stopped(hub: Hub, push, refused, folder: Path) -> None:
     hub.fail("commit", 503, times=None)
     line = refused(folder, "birds")
     assert "the Hub could not be reached for 'ada/birds': it is busy or has a fault (503); try again later" in line
@@ -90,7 +90,7 @@ def test_uploads_go_on_where_they_were(hub: Hub, push, refused, folder: Path) ->
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_an_upload_that_is_cut_for_good(hub: Hub, push, refused, folder: Path, reset: bool) -> None:
+def test_an_upload_that_keeps_failing(hub: Hub, push, refused, folder: Path, reset: bool) -> None:
     hub.cut("upload", after=100_000, sending=True, reset=reset, times=None)
     assert "no connection" in refused(folder, "birds")
     assert not whole(hub, folder)
@@ -99,7 +99,7 @@ def test_an_upload_that_is_cut_for_good(hub: Hub, push, refused, folder: Path, r
     assert whole(hub, folder)
 
 
-def test_a_hub_that_asks_for_too_much_patience(hub: Hub, refused, folder: Path) -> None:
+def test_a_hub_that_asks_to_wait_too_long(hub: Hub, refused, folder: Path) -> None:
     for route in ("whoami", "preupload", "commit"):
         hub.faults.clear()
         hub.fail(route, 429, retry_after=3600, times=None)
@@ -109,7 +109,7 @@ def test_a_hub_that_asks_for_too_much_patience(hub: Hub, refused, folder: Path) 
     assert not whole(hub, folder)
 
 
-def test_nobody_is_there(hub: Hub, refused, folder: Path) -> None:
+def test_an_unreachable_hub_is_reported(hub: Hub, refused, folder: Path) -> None:
     with hub.down():
         line = refused(folder, "birds")
     assert line.startswith("the Hub could not be reached for 'birds': no connection")
@@ -135,7 +135,7 @@ def test_tokens_and_rights(hub: Hub, refused, folder: Path, monkeypatch) -> None
     assert not whole(hub, folder)
 
 
-def test_what_cannot_be_read_back_is_said(hub: Hub, refused, folder: Path) -> None:
+def test_a_failed_verification_is_reported(hub: Hub, refused, folder: Path) -> None:
     hub.fail("download", 404, times=None)
     line = refused(folder, "birds")
     assert line.startswith("'ada/birds' has the commit ")
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_back_is_said(hub: Hub, refused, folder: Path) -> No
     hub.faults.clear()
 
 
-def test_what_arrived_otherwise_is_found(hub: Hub, refused, push, folder: Path) -> None:
+def test_files_that_arrived_differently_are_found(hub: Hub, refused, push, folder: Path) -> None:
     push(folder, "birds", "--no-verify")
     repository = hub.repository("ada/birds")
     stored = repository.content_of(repository.resolve("main").files[WEIGHTS])
@@ -152,12 +152,12 @@ def test_what_arrived_otherwise_is_found(hub: Hub, refused, push, folder: Path) 
     assert "but its model.safetensors differs from the local one" in refused(folder, "birds")
 
 
-def test_a_bad_patience_is_one_line(hub: Hub, refused, folder: Path) -> None:
+def test_an_invalid_patience_gives_one_line(hub: Hub, refused, folder: Path) -> None:
     line = refused(folder, "birds", HF_RETARGET_HUB_PATIENCE="long")
     assert line == "HF_RETARGET_HUB_PATIENCE is 'long'; give a number of seconds"
 
 
-def test_an_interrupted_push_shows_nothing_and_goes_on(hub: Hub, push, folder: Path) -> None:
+def test_an_interrupted_push_publishes_nothing_and_continues(hub: Hub, push, folder: Path) -> None:
     hub.slow("upload", 2)
     environment = hub.client(token="hf_ada_write").environment
     command = [sys.executable, "-m", "hf_retarget", "push", str(folder), "birds"]

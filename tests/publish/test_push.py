@@ -1,4 +1,4 @@
-"""`hf-retarget push` against a Hub on loopback: what arrives, what stays, and what is sent only once."""
+"""`hf-retarget push` against a loopback Hub: what is published, what is kept, and what is sent only once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_port(version: int) -> dict[str, Any]:
     return json.loads(OLD_PORT.read_text()) if version == 1 else json.loads(to_json(read_document(OLD_PORT).to_json()))
 
 
-def test_one_commit_with_the_files_that_belong_to_it(hub: Hub, push_alone, folder: Path) -> None:
+def test_a_push_is_one_commit_with_the_right_files(hub: Hub, push_alone, folder: Path) -> None:
     done = push_alone(folder, "birds")
     assert done.returncode == 0, done.stderr
     repository = hub.repository("ada/birds")
@@ -44,11 +44,11 @@ def test_the_card_names_the_repository(hub: Hub, push, folder: Path) -> None:
     card = repository.read("README.md", "v2").decode()
     assert 'timm.create_model("hf-hub:ada/birds@v2", pretrained=True)' in card
     assert "# Käfer 🐞" in card
-    assert "local-dir:FOLDER" in (folder / "README.md").read_text("utf-8"), "that of the folder stays as it is"
+    assert "local-dir:FOLDER" in (folder / "README.md").read_text("utf-8"), "the card in the folder is not changed"
     assert repository.paths() == [], "main is left alone"
 
 
-def test_in_parts_private_and_as_json(hub: Hub, push, folder: Path) -> None:
+def test_private_pushes_in_parts_with_json(hub: Hub, push, folder: Path) -> None:
     hub.multipart_from, hub.part_size = 100_000, 300_000
     size = (folder / "model.safetensors").stat().st_size
     done = push(folder, "birds", "--private", "--trajectory", "--json", "-q", "--commit-message", "Käfer: ja")
@@ -65,7 +65,7 @@ def test_in_parts_private_and_as_json(hub: Hub, push, folder: Path) -> None:
     assert next(iter(repository.history())).title == "Käfer: ja"
 
 
-def test_a_second_push_sends_nothing_and_a_changed_one_only_what_changed(hub: Hub, push, folder: Path) -> None:
+def test_only_changed_files_are_sent_again(hub: Hub, push, folder: Path) -> None:
     push(folder, "birds", "--no-verify")
     hub.log.clear()
     again = push(folder, "birds", "--no-verify")
@@ -78,7 +78,7 @@ def test_a_second_push_sends_nothing_and_a_changed_one_only_what_changed(hub: Hu
     assert hub.repository("ada/birds").read("recipe.yaml") == b"name: another\n"
 
 
-def test_what_is_there_is_kept(hub: Hub, push, folder: Path) -> None:
+def test_existing_files_are_kept(hub: Hub, push, folder: Path) -> None:
     repository = hub.repository("ada/birds", {"README.md": b"# Mine\n", "notes.txt": b"n"})
     done = push(folder, "ada/birds")
     assert done.exit_code == 0, done.stderr
@@ -91,7 +91,7 @@ def test_what_is_there_is_kept(hub: Hub, push, folder: Path) -> None:
     assert len(list(repository.history())) == 4
 
 
-def test_a_pull_request_to_somebody_else(hub: Hub, push, refused, folder: Path) -> None:
+def test_a_pull_request_to_another_account(hub: Hub, push, refused, folder: Path) -> None:
     repository = hub.repository("ada/birds", {"README.md": b"# Mine\n"})
     bob = hub.add_user("bob").token
     assert refused(folder, "ada/birds", HF_TOKEN=bob) == (
@@ -115,7 +115,7 @@ def test_an_organisation(hub: Hub, push, folder: Path) -> None:
     assert hub.repository("lab/birds").paths() == PUSHED
 
 
-def test_python_pushes_too(connected: Hub, folder: Path, monkeypatch) -> None:
+def test_push_from_python(connected: Hub, folder: Path, monkeypatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
     destination = Destination("birds", token="hf_ada_write")
     pushed = push_folder(folder, destination)
@@ -130,7 +130,7 @@ def test_python_pushes_too(connected: Hub, folder: Path, monkeypatch) -> None:
         ("model.safetensors", "not a finished model: it has no model.safetensors"),
     ],
 )
-def test_what_is_not_finished_is_not_pushed(hub: Hub, refused, folder: Path, name: str, message: str) -> None:
+def test_unfinished_folders_are_not_pushed(hub: Hub, refused, folder: Path, name: str, message: str) -> None:
     (folder / name).unlink()
     assert message in refused(folder, "birds")
     (folder / name).write_bytes(b'{"cut off')
@@ -143,7 +143,7 @@ def test_what_is_not_finished_is_not_pushed(hub: Hub, refused, folder: Path, nam
     assert len(hub.log) == 0
 
 
-def test_a_card_the_hub_refuses(hub: Hub, refused, folder: Path) -> None:
+def test_a_card_refused_by_the_hub(hub: Hub, refused, folder: Path) -> None:
     (folder / "README.md").write_text("---\nlicense: my-own\n---\n# Käfer\n")
     line = refused(folder, "birds")
     assert line.startswith("the Hub refuses the README.md: Invalid metadata")
@@ -163,7 +163,7 @@ def test_a_card_the_hub_refuses(hub: Hub, refused, folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_images_that_are_not_on_the_hub_stay_at_home(
+def test_local_images_are_not_published(
     hub: Hub,
     push,
     folder: Path,
@@ -188,7 +188,7 @@ def test_images_that_are_not_on_the_hub_stay_at_home(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_paths_of_this_machine_stay_at_home(hub: Hub, push, folder: Path, version: int) -> None:
+def test_local_paths_are_not_published(hub: Hub, push, folder: Path, version: int) -> None:
     command = "hf-retarget port --data '/home/ada/my photos' --src-ft ~/tuned --new-base timm/new"
     content = read_port(version) | {"samples": None, "command": command}
     models = "inputs" if version == 1 else "models"

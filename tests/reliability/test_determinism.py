@@ -13,11 +13,11 @@ import torch
 from click.testing import CliRunner
 from tiny_lm import save_trio
 
+from hf_retarget import training
 from hf_retarget.cli import main
 from hf_retarget.files import load_tensors, save_tensors
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting import resume
-from hf_retarget.training import loop
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--data-validation", "0.2")
 STEPS = ("--steps", "3", "--batch-size", "8", "--device", "cpu", "--quiet")
@@ -95,7 +95,7 @@ def test_a_run_that_is_interrupted_at_every_step(commands, tmp_path, monkeypatch
     """Each run makes one step, and is then interrupted."""
     owner, name = {
         "port": (resume.StepDiary, "write"),
-        "finetune": (loop._Training, "_save"),
+        "finetune": (training._Training, "_save"),
         "streamed": ("hf_retarget.porting.streamed", "save_record"),
     }[kind]
     owner = sys.modules[owner] if isinstance(owner, str) else owner

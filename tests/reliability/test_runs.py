@@ -18,12 +18,12 @@ from click.testing import CliRunner, Result
 from tiny_lm import save_trio
 
 import hf_retarget as rt
+from hf_retarget import training
 from hf_retarget.cli import main
 from hf_retarget.files import lock_entry, lock_folder
 from hf_retarget.models import load_checkpoint, save_model
 from hf_retarget.porting import result, resume, streamed
 from hf_retarget.run import describe_environment
-from hf_retarget.training import loop
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--data-validation", "0.2")
 STEPS = ("--steps", "3", "--batch-size", "8", "--device", "cpu")
@@ -146,14 +146,14 @@ def test_strange_files_do_not_get_into_a_finished_folder(killed, tmp_path):
 
 def test_what_safetensors_had_begun_to_write_does_not_get_into_a_finished_folder(models, tmp_path, monkeypatch):
     command = ("finetune", models / "old", *DATA, *STEPS, "--record", "1", "--out", tmp_path / "tuned")
-    keep = loop._Training._save
+    keep = training._Training._save
 
     def keep_and_end(self) -> None:
         keep(self)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Training, "_save", keep_and_end)
+        patch.setattr(training._Training, "_save", keep_and_end)
         assert run(*command).exit_code == 130
     (tmp_path / ".tuned.work" / "trajectory" / ".tmpAb12Cd").write_bytes(b"half")
     assert run(*command, "--resume").exit_code == 0

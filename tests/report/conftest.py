@@ -1,4 +1,4 @@
-"""Documents as port.json has them, made up: small or large, whole or with parts missing, harmless or evil."""
+"""Made-up port.json documents: small or large, complete or with missing parts, harmless or malicious."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _steps(tops: list[float], cosines: bool = True) -> list[Content]:
 def make_content(
     classes: int = 4, names: list[str] | None = None, groups: int = 11, steps: int = 5, **changes: Any
 ) -> Content:
-    """What port.json of a port with all that there is says; `changes` replaces parts of it."""
+    """The port.json of a port with all parts; `changes` replaces some of them."""
     draw = random.Random(0)
     labels = names or [f"class {number}" for number in range(classes)]
     side = {
@@ -81,7 +81,7 @@ def make_content(
     document = {
         "format": FORMAT,
         "version": "0.1.0",
-        "verdict": "Worth it: 62.5% of 120 test images, +4.0 points (±1.5) against plain fine-tuning; go on.",
+        "verdict": "Worth it: 62.5% of 120 test images, +4.0 points (±1.5) against plain fine-tuning; continue.",
         "winner": "fgmt",
         "contenders": [
             make_contender(
@@ -166,7 +166,7 @@ def make_content(
 
 
 def make_contender(name: str, test: Content, steps: list[Content] | None = None, **more: Any) -> Content:
-    """One entry of `contenders`; the best of its steps is the first that is best."""
+    """One entry of `contenders`; its best step is the first with the highest accuracy."""
     tops = [step["top1"] for step in steps or ()]
     return {
         "name": name,
@@ -180,7 +180,7 @@ def make_contender(name: str, test: Content, steps: list[Content] | None = None,
 
 
 def make_masked() -> Content:
-    """What port.json of a sign-masked port says: beside the naive port stands the mask alone."""
+    """The port.json of a sign-masked port, which is compared with the naive port and the mask alone."""
     content = make_content()
     content["contenders"][0]["name"] = content["winner"] = content["recipe"]["port"]["method"] = "fgmt-sign"
     alone = make_contender("naive-sign", _score(0.5, 4, random.Random(1)), _steps([0.45] * 5, cosines=False))
@@ -189,7 +189,7 @@ def make_masked() -> Content:
 
 
 def make_evil() -> Content:
-    """Every text that comes from somebody else is an attack."""
+    """A document in which every untrusted text is malicious."""
     document = make_content(classes=len(EVIL), names=EVIL)
     for place, side in enumerate(("source", "tuned", "target")):
         document["models"][side]["reference"] = EVIL[place]
@@ -202,7 +202,7 @@ def make_evil() -> Content:
 
 
 def make_thumbnails(count: int = 12) -> dict[int, bytes]:
-    """Photographs are as hard to compress as this."""
+    """Thumbnails as hard to compress as photographs."""
     pictures = {}
     for number in range(count):
         noise = random.Random(number).randbytes(112 * 112 * 3)
@@ -214,7 +214,7 @@ def make_thumbnails(count: int = 12) -> dict[int, bytes]:
 
 @pytest.fixture
 def content() -> Content:
-    """For changes of single values."""
+    """A document whose values a test may change."""
     return make_content()
 
 
@@ -230,7 +230,7 @@ def document() -> PortDocument:
 
 @pytest.fixture(scope="session")
 def documents() -> Callable[..., PortDocument]:
-    """Whole, with changes of parts; `lacking` names contenders that did not enter."""
+    """Complete documents with changed parts; `lacking` names contenders that did not enter."""
 
     def make(lacking: tuple[str, ...] = (), **changes: Any) -> PortDocument:
         content = make_content(**changes)
@@ -252,7 +252,7 @@ def thumbnails() -> dict[int, bytes]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Page]]:
-    """A way to get empty pages of one real Chromium."""
+    """A function that opens empty pages in one real Chromium."""
     if PROGRAM is None:
         pytest.skip("there is no Chromium (Debian: apt install chromium)")
     with browse(Path(tmp_path_factory.mktemp("chromium"))) as browser:

@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing fetched, values on pointing, dark, narrow, printed, harmless."""
+"""The report in a real browser: no requests, values on hover, dark mode, narrow screens, print, and safety."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ return [spot.left + spot.width / 2, spot.top + spot.height / 2]; })()"""
 TOOLTIP = "document.getElementById('tooltip').hidden ? null : document.getElementById('tooltip').innerText"
 
 
-def test_it_loads_without_a_complaint_and_without_the_network(page, report):
+def test_it_loads_without_errors_or_network(page, report):
     shown = page()
     shown.open(report)
     assert shown.complaints == []
@@ -34,7 +34,7 @@ def test_it_loads_without_a_complaint_and_without_the_network(page, report):
     assert shown.run("document.querySelectorAll('svg.chart').length") == 10
 
 
-def test_pointing_at_a_chart_shows_its_values(page, report):
+def test_hovering_shows_values(page, report):
     shown = page()
     shown.resize(1100)
     shown.open(report)
@@ -51,7 +51,7 @@ def test_pointing_at_a_chart_shows_its_values(page, report):
     assert shown.run(TOOLTIP) is None
 
 
-def test_the_keyboard_shows_them_as_well(page, report):
+def test_the_keyboard_shows_values(page, report):
     shown = page()
     shown.open(report)
     shown.run("document.querySelector('[aria-label^=\"Validation accuracy over 5 steps\"]').focus()")
@@ -63,7 +63,7 @@ def test_the_keyboard_shows_them_as_well(page, report):
     assert shown.run(TOOLTIP) is None
 
 
-def test_dark_screens_get_a_dark_page_that_can_be_read(page, report):
+def test_dark_mode_is_readable(page, report):
     shown = page()
     shown.open(report)
     found = {}
@@ -103,7 +103,7 @@ CONTRAST = """(() => {
 
 
 @pytest.mark.parametrize("width", [320, 390, 768])
-def test_a_narrow_screen_needs_no_sideways_scrolling(width, page, report):
+def test_narrow_screens_need_no_horizontal_scrolling(width, page, report):
     shown = page()
     shown.resize(width)
     shown.open(report)
@@ -122,7 +122,7 @@ def test_it_prints(page, report, tmp_path):
     assert shown.run("document.querySelector('details.print').open"), "on paper one cannot click"
 
 
-def test_paper_is_white_even_where_screens_are_dark(page, documents, tmp_path):
+def test_print_is_white_in_dark_mode(page, documents, tmp_path):
     graph = draw_fit(
         trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), example_input=torch.zeros(1, 4)), "m", {}, {}
     )
@@ -141,7 +141,7 @@ def test_paper_is_white_even_where_screens_are_dark(page, documents, tmp_path):
     assert "#ffffff" not in found["screen"]
 
 
-def test_the_page_of_a_graph_answers_to_pointer_and_keyboard(page, tmp_path):
+def test_the_page_of_a_graph_supports_pointer_and_keyboard(page, tmp_path):
     graph = trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(3, 2)), example_input=torch.zeros(1, 4))
     (tmp_path / "graph.html").write_text(draw_page(graph, "pico"), encoding="utf-8")
     shown = page()
@@ -166,7 +166,7 @@ def test_the_page_of_a_graph_answers_to_pointer_and_keyboard(page, tmp_path):
     assert (shown.run(TOOLTIP), shown.run(picked)) == (None, [])
 
 
-def test_evil_names_do_no_harm(page, evil, thumbnails, tmp_path):
+def test_malicious_names_are_escaped(page, evil, thumbnails, tmp_path):
     compose_report(evil, thumbnails).save(tmp_path)
     shown = page()
     shown.resize(390)

@@ -18,7 +18,7 @@ TEMPLATES = sorted((Path(page.__file__).parent / "templates").iterdir())
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_templates_paint_with_the_palette_only(path):
+def test_templates_use_only_the_palette(path):
     text = path.read_text(encoding="utf-8")
     used = set(re.findall(r"var\(--([a-z]+\d?)[,)]", text))
     assert used <= {*PALETTE, "c", "width"}  # two that an element sets itself
@@ -33,7 +33,7 @@ def test_every_page_has_every_colour_for_light_and_dark_screens():
         assert f"--{name}: {on_dark};" in dark
 
 
-def test_a_chart_in_a_page_has_the_colours_of_the_page():
+def test_charts_use_the_colours_of_the_page():
     drawing = Drawing("x")
     painted = {each.name: each.colours for each in contenders()} | {"gain1": PALETTE["gain1"]}
     for light, _ in painted.values():
@@ -45,13 +45,13 @@ def test_a_chart_in_a_page_has_the_colours_of_the_page():
         assert light not in chart.inline
 
 
-def test_no_two_contenders_share_a_colour():
+def test_contenders_have_distinct_colours():
     for screen in (0, 1):
         colours = [each.colours[screen] for each in contenders()]
         assert len(set(colours)) == len(colours)
 
 
-def test_groups_are_painted_with_the_palette():
+def test_groups_use_the_palette():
     group = Group("x", 4)
     for role in Role:
         assert {Lane(group, role, 0, 0, 0, shade).colour for shade in range(9)} <= set(PALETTE)

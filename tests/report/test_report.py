@@ -1,4 +1,4 @@
-"""The report on made-up ports: complete, small, the same bytes again, harmless, honest about what is missing."""
+"""The report on made-up ports: complete, small, reproducible, safe, and clear about missing parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAPH = '<svg xmlns="http://www.w3.org/2000/svg" class="graph"><title>graph</tit
 
 
 class Reader(HTMLParser):
-    """Every tag with its attributes, and all text but that of style and script."""
+    """Collects every tag with its attributes, and all text outside of style and script."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def whole(documents, thumbnails):
-    """The report of a port that has all there is."""
+    """The report of a port with all parts."""
     return compose_report(documents(), thumbnails, GRAPH)
 
 
 def pick(content: dict, name: str) -> dict:
-    """One of the contenders, to be changed."""
+    """One of the contenders, which a test may change."""
     return next(each for each in content["contenders"] if each["name"] == name)
 
 
@@ -56,7 +56,7 @@ def names(report) -> list[str]:
     return [chart.name for chart in report.charts]
 
 
-def test_the_page_has_it_all(whole, tmp_path):
+def test_the_page_is_complete(whole, tmp_path):
     report = whole
     assert report.problems == ()
     assert names(report) == [*ALL, "samples"]
@@ -76,7 +76,7 @@ def test_the_page_has_it_all(whole, tmp_path):
     assert made == {f"{name}.{ending}" for name in names(report) for ending in ("png", "svg")} | {"graph.svg"}
 
 
-def test_it_needs_nothing_from_elsewhere(whole):
+def test_the_page_is_self_contained(whole):
     html = whole.html
     for _, attributes in Reader(html).tags:
         for key in ("src", "href", "xlink:href", "srcset", "action", "poster"):
@@ -85,7 +85,7 @@ def test_it_needs_nothing_from_elsewhere(whole):
     assert not re.search(r"url\((?!#)", html)
 
 
-def test_ids_are_unique_and_links_lead_somewhere(whole):
+def test_ids_are_unique_and_links_resolve(whole):
     tags = Reader(whole.html).tags
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -109,7 +109,7 @@ def test_two_hundred_classes_take_less_than_two_megabytes(documents, thumbnails)
     assert labels[117] in report.html, "all are in the table"
 
 
-def test_evil_names_do_no_harm(evil, thumbnails):
+def test_malicious_names_are_escaped(evil, thumbnails):
     report = compose_report(evil, thumbnails, GRAPH)
     assert report.problems == ()
     page = Reader(report.html)
@@ -127,12 +127,12 @@ def test_evil_names_do_no_harm(evil, thumbnails):
         assert "<script>" not in chart.inline
 
 
-def test_stages_have_the_names_of_their_contenders(documents):
+def test_stages_are_named_after_contenders(documents):
     drawn = draw_time(documents(seconds={"gradients": 2.0, "plain": 3.0, "plain: search": 1.0}))
     assert "plain fine-tuning, same price: search" in drawn.svg
 
 
-def test_a_winner_that_uses_no_permutation_leaves_neurons_in_place(documents):
+def test_a_winner_without_a_permutation_moves_no_neurons(documents):
     document = documents()
     still = documents(permutation={**document.to_json()["permutation"], "moved": 0.0})
     assert "90% of the neurons moved" in compose_report(document).html
@@ -153,20 +153,20 @@ def test_a_winner_that_uses_no_permutation_leaves_neurons_in_place(documents):
         ),
     ],
 )
-def test_what_was_not_measured_is_left_out(changes, missing, documents, thumbnails):
+def test_missing_measurements_are_left_out(changes, missing, documents, thumbnails):
     report = compose_report(documents(**changes), thumbnails)
     assert report.problems == ()
     assert {*ALL, "samples"} - set(names(report)) == missing
 
 
-def test_a_port_alone(documents):
+def test_a_port_without_comparisons(documents):
     everybody = ("finetuned", "plain", "naive", "tuned", "base")
     report = compose_report(documents(steps=2, lacking=everybody, samples=None))
     assert report.problems == ()
     assert "There is no model to compare with." in report.html
 
 
-def test_a_picture_that_fails_is_named_and_nothing_else_is_lost(content):
+def test_a_failing_picture_is_named_and_the_rest_is_kept(content):
     content["batchnorm"]["statistics"]["broken"] = {"before": None, "after": None}
     report = compose_report(parse_document(content))
     assert set(ALL) - set(names(report)) == {"batchnorm"}
@@ -184,7 +184,7 @@ def test_the_price_counts_images(document):
     assert "plain fine-tuning, same price ends at 66.0%" in chart.alt
 
 
-def test_captions_say_whether_it_is_good(content):
+def test_captions_interpret_the_figures(content):
     document = parse_document(content)
     assert "(naive port), it reaches 25.0%" in draw_curve(document).caption
     assert "falls to 50.0%" in draw_curve(document).caption
@@ -195,7 +195,7 @@ def test_captions_say_whether_it_is_good(content):
     assert "Its lead on the test images is +10.0 points (±2.0)." in draw_price(parse_document(content)).caption
 
 
-def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
+def test_the_mask_alone_is_shown_with_the_naive_port(masked, thumbnails):
     document = parse_document(masked)
     chart, mask, naive = draw_curve(document), "mask alone, no matching", "naive port, no matching"
     assert f"step 3\n{document.port.row.label}: 48.0%\n{mask}: 45.0%\n{naive}: 25.0%" in chart.inline
@@ -212,7 +212,7 @@ def test_the_mask_alone_is_shown_beside_the_naive_port(masked, thumbnails):
 
 
 @pytest.mark.parametrize("method", ["naive", "naive-sign"])
-def test_a_port_without_matching_is_not_compared_with_itself_nor_praised_for_matching(method, masked):
+def test_a_port_without_matching_gets_no_credit_for_it(method, masked):
     port = pick(masked, "fgmt-sign") | {"name": method}
     beside = ["naive", "tuned"] if method == "naive-sign" else ["tuned"]
     masked |= {"winner": method, "contenders": [port, *(pick(masked, name) for name in beside)]}
@@ -223,7 +223,7 @@ def test_a_port_without_matching_is_not_compared_with_itself_nor_praised_for_mat
     assert compose_report(document).problems == ()
 
 
-def test_small_shares_can_be_told_apart_at_the_axis(documents):
+def test_small_shares_have_distinct_axis_labels(documents):
     low = documents(classes=200, steps=5, lacking=("naive", "tuned", "plain"))
     steps = tuple(replace(each, top1=0.01) for each in low.port.steps)
     low = replace(low, contenders=(replace(low.port, steps=steps), *low.contenders[1:]))
@@ -231,19 +231,19 @@ def test_small_shares_can_be_told_apart_at_the_axis(documents):
     assert len(marks) == len(set(marks)) > 2
 
 
-def test_only_what_was_run_has_a_column(document):
+def test_only_contenders_that_ran_have_a_column(document):
     columns, rows = tabulate_steps(document)
     assert columns == ("step", "way", "port", "loss", "naive", "moved", "sweeps", "time")
     assert {len(row) for row in rows} == {8}
 
 
-def test_without_sample_images_nothing_is_said_about_them(document):
+def test_sample_images_are_optional(document):
     page = compose_report(document).html
     assert "single images" not in page
     assert "#images" not in page
 
 
-def test_images_of_a_port_alone_are_right_or_wrong(content, thumbnails):
+def test_sample_images_without_a_rival_are_right_or_wrong(content, thumbnails):
     content["samples"] |= {"theirs": None, "counts": {"only ours": 0, "only theirs": 0, "neither": 30, "both": 55}}
     page = compose_report(parse_document(content), thumbnails).html
     assert "The port is wrong: 30 test images" in page
@@ -257,7 +257,7 @@ def test_the_picture_of_a_deep_network_is_folded(documents, height, folded):
     assert ("<details open><summary>The picture" in page) is not folded
 
 
-def test_a_graph_without_gains_has_no_legend_of_gains(document):
+def test_a_graph_without_gains_has_no_legend_for_them(document):
     assert "coloured by the gain from matching" in compose_report(document, graph=GRAPH).html
     page = compose_report(replace(document, matching={}), graph=GRAPH).html
     assert "<h3>The network</h3>" in page

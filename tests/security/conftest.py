@@ -1,4 +1,4 @@
-"""A machine of one's own, and an honest model on it."""
+"""A private home folder with an honest model."""
 
 from __future__ import annotations
 

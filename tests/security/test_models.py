@@ -1,4 +1,4 @@
-"""A stranger's config.json decides a model's shape and nothing else: no code, no address, no file, in any command."""
+"""An untrusted config.json determines only the shape of a model: no code, URL or file, in any command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from machine import DATA, SHORT, Machine, rewrite
 from safetensors.torch import load_file, save_file
 
-ADDRESS = "http://127.0.0.1:9/x.pth"  # nobody listens there, and nobody may try
+ADDRESS = "http://127.0.0.1:9/x.pth"  # nothing listens there, and nothing may connect
 
 FORBIDDEN: dict[str, Any] = {
     "pretrained_cfg_overlay": {"url": ADDRESS, "state_dict": {}},
@@ -53,7 +53,7 @@ TOO_LARGE: dict[str, Any] = {
 
 
 def spoil(model: Path, folder: Path, **arguments: Any) -> Path:
-    """A folder whose weights lack a tensor, so that timm would be asked to convert them, with other arguments."""
+    """A folder whose weights lack a tensor, so that timm would convert them, with other arguments."""
     shutil.copytree(model, folder)
     tensors = load_file(folder / "model.safetensors")
     del tensors["conv1.3.weight"]
@@ -62,14 +62,14 @@ def spoil(model: Path, folder: Path, **arguments: Any) -> Path:
     return folder
 
 
-def test_arguments_of_strangers(machine: Machine, model, tmp_path):
+def test_untrusted_arguments_are_refused(machine: Machine, model, tmp_path):
     values = {**FORBIDDEN, **TOO_LARGE}
     folders = [spoil(model, tmp_path / name, **{name: value}) for name, value in values.items()]
     for name, done in zip(values, machine.run(*(("inspect", folder) for folder in folders)), strict=True):
         done.assert_refused(f"'{name}'")
 
 
-def test_every_command_on_a_folder_and_on_the_hub(machine: Machine, model, tmp_path):
+def test_every_command_refuses_them_locally_and_from_the_hub(machine: Machine, model, tmp_path):
     evil = spoil(model, tmp_path / "evil", pretrained_cfg_overlay=FORBIDDEN["pretrained_cfg_overlay"])
     machine.hub.repository("ada/evil", {path.name: path for path in evil.iterdir()})
     commands = []
@@ -87,7 +87,7 @@ def test_every_command_on_a_folder_and_on_the_hub(machine: Machine, model, tmp_p
         done.assert_refused("'pretrained_cfg_overlay'", "evil")
 
 
-def test_pushing_a_folder_of_a_stranger_acts_on_nothing(machine: Machine, model, tmp_path):
+def test_pushing_an_untrusted_folder_runs_nothing(machine: Machine, model, tmp_path):
     evil = spoil(model, tmp_path / "evil", pretrained_cfg_overlay=FORBIDDEN["pretrained_cfg_overlay"])
     (done,) = machine.run(("push", evil, "ada/pushed"))
     assert (done.code, done.forbidden) == (0, []), done.err
@@ -117,7 +117,7 @@ TEXTS = [
 ]
 
 
-def test_what_else_a_configuration_may_not_say(machine: Machine, model, tmp_path):
+def test_other_forbidden_settings_are_refused(machine: Machine, model, tmp_path):
     folders = [shutil.copytree(model, tmp_path / str(number)) for number in range(len(SAYINGS) + len(TEXTS))]
     for folder, (change, _) in zip(folders, SAYINGS, strict=False):
         rewrite(folder / "config.json", lambda config: config.update(change))  # noqa: B023  called at once
@@ -139,7 +139,7 @@ LARGE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_models_that_are_far_too_large_and_values_that_are_none(machine: Machine, model, tmp_path):
+def test_huge_models_and_invalid_values_are_refused(machine: Machine, model, tmp_path):
     folders = [shutil.copytree(model, tmp_path / str(number)) for number in range(len(LARGE))]
     for folder, (change, _) in zip(folders, LARGE, strict=True):
         rewrite(folder / "config.json", lambda config: config.update(change))  # noqa: B023  called at once
@@ -148,7 +148,7 @@ def test_models_that_are_far_too_large_and_values_that_are_none(machine: Machine
         each.assert_refused(words)
 
 
-def test_arguments_that_nobody_gave_are_no_reason_to_refuse(machine: Machine, model, tmp_path):
+def test_unset_arguments_are_accepted(machine: Machine, model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "model")
     unset = {"pretrained": False, "checkpoint_path": "", "features_only": False, "scriptable": None}
     rewrite(folder / "config.json", lambda config: config["model_args"].update(unset, drop_rate=0.1))
@@ -156,7 +156,7 @@ def test_arguments_that_nobody_gave_are_no_reason_to_refuse(machine: Machine, mo
     assert (done.code, done.forbidden) == (0, []), done.err
 
 
-def test_headers_and_cards_that_are_odd(machine: Machine, model, tmp_path):
+def test_malformed_headers_and_cards(machine: Machine, model, tmp_path):
     commands = []
     for number, shape in enumerate(([0, 2**62, 2**62], [2**63, 0])):
         folder = shutil.copytree(model, tmp_path / str(number))
@@ -170,11 +170,11 @@ def test_headers_and_cards_that_are_odd(machine: Machine, model, tmp_path):
     for folder, text in zip(folders, cards, strict=True):
         (folder / "README.md").write_text(f"---\n{text}\n---\n")
     for done in machine.run(*(("inspect", folder) for folder in folders)):
-        assert (done.code, done.forbidden) == (0, []), "a card that cannot be read is as good as none"
+        assert (done.code, done.forbidden) == (0, []), "an unreadable card is ignored"
 
 
-def test_addresses_in_an_old_configuration_are_not_followed(machine: Machine, model, tmp_path):
-    # timm once wrote its whole description of other weights into the file; it is honest, and leads nowhere.
+def test_urls_in_an_old_configuration_are_not_followed(machine: Machine, model, tmp_path):
+    # timm once wrote its whole description of other weights into the file; it is harmless and is not followed.
     folder = shutil.copytree(model, tmp_path / "model")
     rewrite(folder / "config.json", lambda config: config["pretrained_cfg"].update(url=ADDRESS, hf_hub_id="evil/model"))
     inspected, scored = machine.run(("inspect", folder), ("evaluate", folder, *DATA))
@@ -182,7 +182,7 @@ def test_addresses_in_an_old_configuration_are_not_followed(machine: Machine, mo
     assert inspected.forbidden == scored.forbidden == []
 
 
-def test_a_size_that_the_weights_do_not_have(machine: Machine, model, tmp_path):
+def test_sizes_that_disagree_with_the_weights_are_refused(machine: Machine, model, tmp_path):
     small = shutil.copytree(model, tmp_path / "model")
     rewrite(small / "config.json", lambda config: config.update(architecture="vit_base_patch16_224", model_args={}))
     wide = {"embed_dim": 4096, "img_size": 4000, "depth": 900}
@@ -231,7 +231,7 @@ def test_a_transformers_configuration_loads_nothing_else(machine: Machine, tmp_p
     assert (fine.code, fine.forbidden) == (0, []), fine.err
 
 
-def test_shards_lie_beside_their_index(machine: Machine, model, tmp_path):
+def test_shards_must_be_beside_their_index(machine: Machine, model, tmp_path):
     names = ("../../home/secret.safetensors", "/etc/x.safetensors", "sub/x.safetensors")
     commands = []
     for number, name in enumerate(names):

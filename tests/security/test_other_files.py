@@ -1,4 +1,4 @@
-"""Recipes, permutations, graphs, trajectories, tables, cards and names of strangers, in the commands that read them."""
+"""Untrusted recipes, permutations, graphs, trajectories, tables, cards and names, in the commands that read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def png(shade: int) -> bytes:
 
 
 def table(path: Path, pictures: list[dict[str, object]]) -> Path:
-    """A parquet file with these pictures, of two classes by turns."""
+    """A parquet file with these images, of two alternating classes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = pa.array([number % 2 for number in range(len(pictures))])
     pq.write_table(pa.table({"image": pa.array(pictures, type=PICTURES), "label": labels}), path)
@@ -62,14 +62,14 @@ def test_recipes_and_lists_of_models(machine: Machine, tmp_path):
         ported.assert_refused(words)
 
 
-def test_what_is_no_regular_file_is_not_read(machine: Machine, tmp_path):
+def test_irregular_files_are_not_read(machine: Machine, tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "zero.yaml").symlink_to("/dev/zero")
     for done in machine.run(*(("recipes", "show", tmp_path / name) for name in ("pipe.yaml", "zero.yaml"))):
         done.assert_refused("not a regular file")
 
 
-def test_a_list_of_models_writes_below_its_folder_only(machine: Machine, model, tmp_path):
+def test_a_models_file_writes_only_below_its_folder(machine: Machine, model, tmp_path):
     commands = []
     for number, name in enumerate(["../../escape", "/tmp/escape", "..", ".hidden", "a/b"]):
         path = tmp_path / f"{number}.yaml"
@@ -107,7 +107,7 @@ def test_permutations_graphs_and_trajectories(machine: Machine, model, tmp_path)
         each.assert_refused(words)
 
 
-def test_rows_that_name_private_pictures(machine: Machine, model, tmp_path):
+def test_rows_that_name_private_images(machine: Machine, model, tmp_path):
     secret = machine.root / "elsewhere" / "secret.png"
     secret.write_bytes(png(200))
     commands, expected = [], []
@@ -122,7 +122,7 @@ def test_rows_that_name_private_pictures(machine: Machine, model, tmp_path):
         done.assert_refused("cannot be read", words)
 
 
-def test_a_saved_dataset_that_names_another(machine: Machine, model, tmp_path):
+def test_a_saved_dataset_that_refers_to_another(machine: Machine, model, tmp_path):
     import datasets
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
@@ -146,7 +146,7 @@ def test_a_saved_dataset_that_names_another(machine: Machine, model, tmp_path):
     assert "not its own" not in fine.err
 
 
-def test_a_readme_that_sends_elsewhere(machine: Machine, model, tmp_path):
+def test_a_readme_that_redirects(machine: Machine, model, tmp_path):
     places = ["http://127.0.0.1:9/x.parquet", "/etc/x.parquet", "../x.parquet", "hf://datasets/evil/x/a.parquet", "~/x"]
     commands, expected = [], []
     for number, files in enumerate(places):
@@ -171,17 +171,17 @@ def test_a_readme_that_is_a_bomb(machine: Machine, model, tmp_path):
         ("finetune", model, "--data", honest.parent, "--steps", "1", "--out", "out"), ("evaluate", folder, *DATA)
     )
     with_data.assert_refused("more than 100,000 entries")
-    assert (with_card.code, with_card.forbidden) == (0, []), "a card that cannot be read is as good as none"
+    assert (with_card.code, with_card.forbidden) == (0, []), "an unreadable card is ignored"
 
 
-def test_pictures_that_call_programs_are_not_decoded(machine: Machine, model, tmp_path):
+def test_image_formats_that_run_programs_are_not_decoded(machine: Machine, model, tmp_path):
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n%%EndComments\n%%EOF\n"
     data = table(tmp_path / "eps" / "train.parquet", [{"bytes": page, "path": None} for _ in range(60)])
     (done,) = machine.run(("finetune", model, "--data", data.parent, "--steps", "1", "--out", "out"))
     done.assert_refused("not an image that can be read")
 
 
-def test_links_are_not_pushed(machine: Machine, model, tmp_path):
+def test_symbolic_links_are_not_pushed(machine: Machine, model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "README.md").symlink_to(machine.root / "home" / "secret.txt")
     figures = shutil.copytree(model, tmp_path / "figures")
@@ -190,7 +190,7 @@ def test_links_are_not_pushed(machine: Machine, model, tmp_path):
         done.assert_refused("is a link")
 
 
-def test_names_do_not_reach_the_terminal_as_commands(machine: Machine, model, tmp_path):
+def test_names_cannot_control_the_terminal(machine: Machine, model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     names = [f"class \x1b[2J\x9b31m\u202e{number}" for number in range(10)]
@@ -208,11 +208,11 @@ def test_names_do_not_reach_the_terminal_as_commands(machine: Machine, model, tm
     assert (shown.code, as_json.code, failed.code) == (0, 0, 1), shown.err
     assert json.loads(as_json.out)
     for text in (shown.out, shown.err, as_json.out, failed.err):
-        assert not set(text) & set("\x1b\x9b\u202e"), "an escape of a stranger on the terminal"
+        assert not set(text) & set("\x1b\x9b\u202e"), "an untrusted escape sequence on the terminal"
     assert "\\x1b[2J" in shown.out
 
 
-def test_the_token_is_in_no_message(machine: Machine, model):
+def test_tokens_appear_in_no_message(machine: Machine, model):
     tokens = ["hf_secretsecret\n", "hf_secretsecret\r\nX-Header: 1", "hf_sécretsecret", "hf_secret secret"]
     done = machine.run(*(("evaluate", "ada/none", *DATA, "--token", token) for token in tokens))
     for each in done:

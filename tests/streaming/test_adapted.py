@@ -1,4 +1,4 @@
-"""Ports without images of a tuned model that is an adapter: what PEFT makes of it is what is added."""
+"""Ports without images whose tuned model is an adapter: the result adds the model that PEFT loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = {
 
 
 def tune(base, folder, noise=0.1, **options):
-    """An adapter with random numbers, saved by PEFT, and the model that PEFT makes of it."""
+    """A random adapter, saved by PEFT, and the model that PEFT loads."""
     config = peft.LoraConfig(**{"target_modules": ["q_proj", "down_proj"], **options})
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     torch.manual_seed(3)
@@ -41,7 +41,7 @@ def bases(request, tmp_path):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_logits_are_those_of_the_sum_in_memory(bases, options, tmp_path):
+def test_logits_equal_those_of_the_sum_in_memory(bases, options, tmp_path):
     tuned = tune(bases[0], tmp_path / "tuned", **options)
     rt.port(bases[0], tmp_path / "tuned", bases[1], "none", out=tmp_path / "out")
     old, new = (AutoModelForCausalLM.from_pretrained(each) for each in bases)
@@ -87,7 +87,7 @@ def test_more_tokens_and_a_tokenizer_of_its_own(tmp_path):
     assert "<mine>" in (tmp_path / "tuned-out" / "tokenizer.json").read_text()
 
 
-def test_texts_are_read_with_what_peft_makes_of_it(bases, tmp_path):
+def test_texts_are_scored_with_the_model_that_peft_makes(bases, tmp_path):
     (tmp_path / "texts.txt").write_text("abcde\nbcdea\ncccab\n")
     tuned = tune(bases[0], tmp_path / "tuned", noise=0.5)
     done = rt.port(bases[0], tmp_path / "tuned", bases[1], "none", out=tmp_path / "out", text=tmp_path / "texts.txt")
@@ -124,7 +124,7 @@ def test_texts_are_read_with_what_peft_makes_of_it(bases, tmp_path):
         ({}, {"base_model_name_or_path": None}, ""),
     ],
 )
-def test_what_is_refused(options, entries, words, tmp_path):
+def test_invalid_input_is_refused(options, entries, words, tmp_path):
     old = make_lm()
     base, new = save_lm(old, tmp_path / "old"), save_lm(shake(old, 0.02, 2), tmp_path / "new")
     tune(base, tmp_path / "tuned", **options)
@@ -140,7 +140,7 @@ def test_what_is_refused(options, entries, words, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"old", "new", "tuned"}
 
 
-def test_transposed_matrices_are_refused_whatever_the_adapter_says(tmp_path):
+def test_transposed_matrices_are_refused_regardless_of_the_adapter(tmp_path):
     base = save_lm(make_lm(kind="gpt2"), tmp_path / "old")
     tune(base, tmp_path / "tuned", target_modules=["attn.c_proj"])  # a square one, whose shape does not tell
     path = tmp_path / "tuned" / "adapter_config.json"

@@ -1,4 +1,4 @@
-"""Ports without images: any safetensors model of one lineage, file by file; what comes out, and what is refused."""
+"""Ports without images: any safetensors model of one lineage, file by file, and what is refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rewrite(folder: Path, change) -> None:
     ],
     ids=["plain", "sharded", "tied-bfloat16", "sharded-float16"],
 )
-def test_the_logits_are_those_of_the_sum_in_memory(tmp_path, kind, options):
+def test_logits_equal_those_of_the_sum_in_memory(tmp_path, kind, options):
     trio = save_trio(tmp_path, kind, **options)
     done = port(trio, tmp_path / "out")
     expected = AutoModelForCausalLM.from_pretrained(trio["new_base"])
@@ -87,7 +87,7 @@ def test_the_logits_are_those_of_the_sum_in_memory(tmp_path, kind, options):
 
 
 def test_transformers_writes_the_same_file(trio, tmp_path):
-    """Bytes as safetensors itself writes them: the same order and alignment."""
+    """The bytes equal those of safetensors: the same order and alignment."""
     port(trio, tmp_path / "out")
     save_file(add(trio), tmp_path / "expected.safetensors", {"format": "pt"})
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
@@ -131,7 +131,7 @@ def test_large_tensors_are_read_in_blocks(trio, tmp_path, monkeypatch):
     assert all(torch.equal(each, add(trio)[name]) for name, each in weights_of(tmp_path / "out").items())
 
 
-def test_the_card_and_the_page_say_what_it_is(trio, tmp_path):
+def test_card_and_page_describe_the_port(trio, tmp_path):
     (trio["new_base"] / "README.md").write_text("---\nlicense: apache-2.0\nbase_model: org/older\n---\n# Base\n")
     port(trio, tmp_path / "out")
     card, page = ((tmp_path / "out" / name).read_text() for name in ("README.md", "report.html"))
@@ -147,7 +147,7 @@ def test_the_card_and_the_page_say_what_it_is(trio, tmp_path):
         rt.compare([tmp_path / "out"])
 
 
-def test_what_the_fine_tuning_changed_in_the_configuration_goes_along(trio, tmp_path):
+def test_configuration_changes_of_the_fine_tuning_are_kept(trio, tmp_path):
     change_config(trio["src_ft"], eos_token_id=7, rope_scaling=None, hidden_act="silu", torch_dtype="float16")
     change_config(trio["new_base"], max_position_embeddings=128, attention_dropout=0.1, auto_map={"AutoModel": "a.B"})
     change_config(trio["src_ft"], attention_dropout=0.2)
@@ -185,8 +185,8 @@ def test_vocabularies_of_different_length(tmp_path, tuned, new, rows, tokenizer)
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")(torch.arange(5)[None])
 
 
-def test_rows_without_tokens_may_be_cut_or_used(tmp_path):
-    """Vocabularies are padded; a fine-tuning cuts that, or gives a row to a token of its own."""
+def test_padding_rows_may_be_cut_or_used(tmp_path):
+    """Vocabularies are padded; a fine-tuning may cut the padding or use a row for a new token."""
     old, mine = make_lm(vocab_size=len(WORDS) + 8), [*WORDS, "<mine>"]
     trio = {
         "src_base": save_lm(old, tmp_path / "old"),
@@ -204,7 +204,7 @@ def test_rows_without_tokens_may_be_cut_or_used(tmp_path):
 
 @pytest.mark.parametrize("bare", [("src_base", "new_base"), ("src_base",), ("src_ft",)])
 def test_models_with_and_without_the_prefix_of_a_head(tmp_path, bare):
-    """As GPT-2 is published: without the `transformer.` that its fine-tunings have."""
+    """Like GPT-2, which is published without the prefix `transformer.` of its fine-tunings."""
     trio = save_trio(tmp_path, "gpt2")
     expected = add(trio)
     for side in bare:
@@ -216,7 +216,7 @@ def test_models_with_and_without_the_prefix_of_a_head(tmp_path, bare):
     assert not any("stay" in note or "taken" in note for note in done.document.notes)
 
 
-def test_vocabularies_that_cannot_be_added(trio, tmp_path):
+def test_incompatible_vocabularies_are_refused(trio, tmp_path):
     with pytest.raises(rt.ModelError, match="both the tuned model and the new base"):
         fit_rows(10, 12, 12)
     save_lm(AutoModelForCausalLM.from_pretrained(trio["new_base"]), trio["new_base"], [*WORDS[1:], "a"])
@@ -225,7 +225,7 @@ def test_vocabularies_that_cannot_be_added(trio, tmp_path):
     assert fit_rows(10, 8, 9) == (9, 8, "target")
 
 
-def test_an_output_layer_that_the_tuned_model_stores_stays_tied_unless_it_was_untied(tmp_path):
+def test_a_stored_output_layer_stays_tied_unless_it_was_untied(tmp_path):
     trio = save_trio(tmp_path, tie_word_embeddings=True)
     embeddings = weights_of(trio["src_ft"])["model.embed_tokens.weight"]
     rewrite(trio["src_ft"], lambda weights: weights.update({"lm_head.weight": embeddings.clone()}))
@@ -274,8 +274,8 @@ def test_modules_heads_and_files(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}])
-def test_a_model_of_timm_stays_one_file_that_timm_loads(tmp_path, options):
-    """Also where it has more numbers than the new base, or wider ones."""
+def test_a_timm_model_stays_a_single_file_that_timm_loads(tmp_path, options):
+    """Even if it has more numbers than the new base, or wider ones."""
     import timm
 
     torch.manual_seed(0)
@@ -290,7 +290,7 @@ def test_a_model_of_timm_stays_one_file_that_timm_loads(tmp_path, options):
     assert torch.equal(found.head.weight, load_file(sides[1] / "model.safetensors")["head.weight"].float())
 
 
-def test_a_head_of_the_same_size_for_other_classes_is_taken_as_it_is(tmp_path):
+def test_a_head_for_other_classes_is_copied(tmp_path):
     import timm
 
     torch.manual_seed(0)
@@ -310,7 +310,7 @@ def test_a_head_of_the_same_size_for_other_classes_is_taken_as_it_is(tmp_path):
 # ---- the Hub
 
 
-def test_from_the_hub_and_back(tmp_path, connected):
+def test_a_port_from_the_hub_and_back(tmp_path, connected):
     trio = save_trio(tmp_path, max_shard_size="8KB")
     content = {side: {path.name: path.read_bytes() for path in folder.iterdir()} for side, folder in trio.items()}
     for side, each in content.items():
@@ -363,7 +363,7 @@ rt.port(*sys.argv[2:5], "none", out=sys.argv[5])
 """
 
 
-def test_a_killed_port_continues_with_the_same_bytes(tmp_path):
+def test_a_killed_port_resumes_to_the_same_bytes(tmp_path):
     trio = save_trio(tmp_path, max_shard_size="8KB")
     port(trio, tmp_path / "whole")
     code = subprocess.run([sys.executable, "-c", _KILLED, "12", *map(str, trio.values()), tmp_path / "out"]).returncode
@@ -386,7 +386,7 @@ def test_a_killed_port_continues_with_the_same_bytes(tmp_path):
         port(trio, tmp_path / "out", resume=True)
 
 
-def test_a_full_disk_is_one_line_and_the_port_continues(tmp_path):
+def test_a_full_disk_gives_one_line_and_the_port_continues(tmp_path):
     trio = save_trio(tmp_path, max_shard_size="8KB")
     sizes = sorted(path.stat().st_size for path in trio["new_base"].glob("*.safetensors"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -404,7 +404,7 @@ def test_a_full_disk_is_one_line_and_the_port_continues(tmp_path):
 # ---- bad input
 
 
-def test_independent_bases_unless_forced(trio, tmp_path):
+def test_independent_bases_are_refused_unless_forced(trio, tmp_path):
     trio["new_base"] = save_lm(make_lm(7), tmp_path / "other")
     with pytest.raises(rt.PortError, match=r"independent.*labels are not.*--force-relation"):
         port(trio, tmp_path / "out")
@@ -470,7 +470,7 @@ def _break(trio, what: str) -> None:
         ("link", "'tokenizer.json' in '.*' is a link out of the folder"),
     ],
 )
-def test_bad_input_is_one_line(trio, tmp_path, what, words):
+def test_bad_input_gives_one_line(trio, tmp_path, what, words):
     _break(trio, what)
     with pytest.raises(rt.RetargetError, match=words):
         port(trio, tmp_path / "out")
@@ -529,7 +529,7 @@ def test_options_that_need_images(trio, tmp_path, options, words):
         port(trio, tmp_path / "out", **options)
 
 
-def test_a_folder_is_needed_and_room_in_it(trio, tmp_path, monkeypatch):
+def test_a_folder_with_enough_space_is_required(trio, tmp_path, monkeypatch):
     with pytest.raises(rt.PortError, match="give out="):
         port(trio, None)
     monkeypatch.setattr("shutil.disk_usage", lambda place: type("Room", (), {"free": 10})())
@@ -539,7 +539,7 @@ def test_a_folder_is_needed_and_room_in_it(trio, tmp_path, monkeypatch):
         rt.port("a", "b", "c", "cub", force_relation=True)
 
 
-def test_sharded_weights_of_classifiers_load_like_any_other(tmp_path, labelled, vit):
+def test_sharded_classifiers_are_loaded(tmp_path, labelled, vit):
     whole = load_checkpoint(vit)
     names = list(whole.weights)
     (tmp_path / "sharded").mkdir()
@@ -550,7 +550,9 @@ def test_sharded_weights_of_classifiers_load_like_any_other(tmp_path, labelled, 
     (tmp_path / "sharded" / "config.json").write_bytes((vit / "config.json").read_bytes())
     found = load_checkpoint(tmp_path / "sharded").weights
     assert all(torch.equal(each, found[name]) for name, each in whole.weights.items())
-    assert rt.check(vit, tmp_path / "sharded", vit).compatible is False  # it is the old base, and nothing else is wrong
+    assert (
+        rt.check(vit, tmp_path / "sharded", vit).compatible is False
+    )  # because it is the old base; nothing else is wrong
 
 
 # ---- what a stranger's tuned model may not do
@@ -558,7 +560,7 @@ def test_sharded_weights_of_classifiers_load_like_any_other(tmp_path, labelled, 
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_copy_of_tied_embeddings_leaves_them_tied(tmp_path, stored):
-    """A tuned model that was saved untied says so in its config.json; the result has one table, and is tied."""
+    """A tuned model saved with untied embeddings records it in config.json; the result has one tied table."""
     trio = save_trio(tmp_path, tie_word_embeddings=True)
     rewrite(trio["src_ft"], lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
     if stored:
@@ -570,7 +572,7 @@ def test_a_copy_of_tied_embeddings_leaves_them_tied(tmp_path, stored):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_entries_that_load_something_are_not_copied(trio, tmp_path):
+def test_configuration_entries_that_load_something_are_not_copied(trio, tmp_path):
     change_config(trio["src_ft"], _attn_implementation="evil/kernel", quantization_config={"load_in_4bit": True})
     done = port(trio, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -594,7 +596,7 @@ def test_a_new_base_with_more_layers_is_another_architecture(trio, tmp_path, nam
         port(trio, tmp_path / "out")
 
 
-def test_modules_of_transformers_make_a_folder_that_it_loads(trio, tmp_path):
+def test_transformers_modules_give_a_folder_it_loads(trio, tmp_path):
     sides = (AutoModelForCausalLM.from_pretrained(trio[side]) for side in ("src_base", "src_ft", "new_base"))
     rt.port(*sides, "none", out=tmp_path / "out")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -602,7 +604,7 @@ def test_modules_of_transformers_make_a_folder_that_it_loads(trio, tmp_path):
         assert torch.equal(found.state_dict()[name], tensor)
 
 
-def test_check_knows_ports_without_images(trio, tmp_path):
+def test_check_supports_ports_without_images(trio, tmp_path):
     sides = [trio[side] for side in ("src_base", "src_ft", "new_base")]
     found = rt.check(*sides, "none")
     assert found.compatible
@@ -616,14 +618,14 @@ def test_check_knows_ports_without_images(trio, tmp_path):
     assert "BatchNorm" in rt.check(*(tmp_path / f"{side.name}-resnet" for side in sides), "none").problems[0]
 
 
-def test_an_index_that_names_nothing(trio, tmp_path):
+def test_an_empty_index_is_refused(trio, tmp_path):
     (trio["src_ft"] / "model.safetensors").unlink()
     (trio["src_ft"] / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     with pytest.raises(rt.ModelError, match=r"index\.json' names no files"):
         port(trio, tmp_path / "out")
 
 
-def test_room_that_finished_shards_have_taken_is_not_asked_for_again(tmp_path, monkeypatch):
+def test_space_of_finished_shards_is_not_required_again(tmp_path, monkeypatch):
     trio, out = save_trio(tmp_path, max_shard_size="8KB"), tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr("hf_retarget.porting.streamed.write_index", lambda *_: _interrupt())
@@ -642,7 +644,7 @@ def _interrupt():
 
 
 @pytest.mark.parametrize("damage", ["flip", "empty", "link", "folder"])
-def test_a_damaged_file_of_an_interrupted_run_is_written_again(trio, tmp_path, monkeypatch, damage):
+def test_damaged_files_of_an_interrupted_run_are_rewritten(trio, tmp_path, monkeypatch, damage):
     port(trio, tmp_path / "whole")
     out, work = tmp_path / "out", tmp_path / ".out.work" / "model"
     with monkeypatch.context() as patched:
@@ -674,13 +676,13 @@ def test_a_tensor_without_rows_is_not_a_head(trio, tmp_path):
         port(trio, tmp_path / "out")
 
 
-def test_a_folder_called_notes_is_not_meant(trio, tmp_path, monkeypatch):
+def test_a_folder_named_notes_is_ignored(trio, tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     monkeypatch.chdir(tmp_path)
     port(trio, tmp_path / "out")
 
 
-def test_a_tokenizer_that_panics_is_one_line(trio, tmp_path):
+def test_a_panicking_tokenizer_gives_one_line(trio, tmp_path):
     path = trio["src_ft"] / "tokenizer.json"
     content = json.loads(path.read_text())
     unknown = {"id": "X", "ids": [99], "tokens": ["X"]}

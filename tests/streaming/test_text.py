@@ -1,4 +1,4 @@
-"""Texts that tell how much of a fine-tuning was kept: what is measured, what is said, and what is refused."""
+"""Texts that measure how much of a fine-tuning was kept: the measurement, its output, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def texts(tmp_path):
 
 
 def learn(model, scale=4.0):
-    """The same model, but it expects the first letters more than others."""
+    """The same model, but with a preference for the first letters."""
     other = shake(model, 0.0, 0)
     with torch.no_grad():
         hidden = model(torch.arange(5)[None], output_hidden_states=True).hidden_states[-1][0].mean(0)
@@ -40,7 +40,7 @@ def learn(model, scale=4.0):
 
 @pytest.fixture
 def taught(tmp_path):
-    """An old base, a model that has learnt the first five letters, and a new base a little apart."""
+    """An old base, a model that has learnt the first five letters, and a slightly different new base."""
     old = make_lm()
     sides = {"src_base": old, "src_ft": learn(old), "new_base": shake(old, 0.05, 2)}
     return {side: save_lm(model, tmp_path / side) for side, model in sides.items()}
@@ -50,7 +50,7 @@ def port(trio, out, **options):
     return rt.port(*(trio[side] for side in ("src_base", "src_ft", "new_base")), "none", out=out, **options)
 
 
-def test_what_was_kept_is_in_every_output(taught, texts, tmp_path):
+def test_the_share_kept_is_in_every_output(taught, texts, tmp_path):
     done = port(taught, tmp_path / "out", text=texts)
     facts = read_document(tmp_path / "out" / "port.json").text
     assert (facts.name, facts.texts, facts.tokens) == ("texts.txt", 30, 30 * 19)
@@ -73,7 +73,7 @@ def test_what_was_kept_is_in_every_output(taught, texts, tmp_path):
         assert "loss per token" in page
 
 
-def test_independent_bases_keep_nothing_and_the_tool_says_so(taught, texts, tmp_path):
+def test_independent_bases_are_reported_to_keep_nothing(taught, texts, tmp_path):
     taught["new_base"] = save_lm(make_lm(7), tmp_path / "other")
     done = port(taught, tmp_path / "out", text=texts, force_relation=True)
     assert done.verdict.startswith("Check first: these bases are independent")
@@ -89,7 +89,7 @@ def test_without_a_gain_there_is_no_share(taught, tmp_path, texts):
     assert "Undecided" in done.verdict
 
 
-def test_the_error_of_the_share_is_that_of_repeated_draws():
+def test_the_error_of_the_share_matches_repeated_draws():
     """The jackknife, against the spread of the share over many sets of texts."""
     draw = torch.Generator().manual_seed(0)
     shares, errors = [], []
@@ -118,7 +118,7 @@ def test_the_verdict(kept, words):
     assert judge_texts(facts).startswith(words)
 
 
-def test_texts_of_lines_and_of_json(tmp_path):
+def test_texts_from_lines_and_json(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\n two \nthree" + "\nx" * MOST)
     assert read_texts(tmp_path / "a.txt")[:3] == ["one", " two ", "three"]
     assert len(read_texts(tmp_path / "a.txt")) == MOST
@@ -146,7 +146,7 @@ def test_bad_texts_are_refused_before_anything_is_written(taught, tmp_path, name
     assert not (tmp_path / ".out.work").exists()
 
 
-def test_models_that_cannot_read_texts(tmp_path, texts):
+def test_models_that_cannot_read_texts_are_refused(tmp_path, texts):
     trio = save_trio(tmp_path)
     for folder in trio.values():
         (folder / "tokenizer.json").unlink()
@@ -163,14 +163,14 @@ def test_models_that_cannot_read_texts(tmp_path, texts):
         rt.port(*trio.values(), "cub", text=texts)
 
 
-def test_texts_are_cut_to_what_the_models_can_read(tmp_path, texts):
-    """GPT-2 has a table of positions, and cannot read beyond it."""
+def test_texts_are_truncated_to_the_models_limit(tmp_path, texts):
+    """GPT-2 cannot read beyond its table of positions."""
     trio = save_trio(tmp_path, "gpt2", max_position_embeddings=12)
     facts = port(trio, tmp_path / "out", text=texts).document.text
     assert (facts.texts, facts.tokens) == (30, 30 * 11)
 
 
-def test_tokens_that_the_old_base_does_not_know(tmp_path, texts):
+def test_tokens_unknown_to_the_old_base(tmp_path, texts):
     old = make_lm()
     trio = {
         "src_base": save_lm(old, tmp_path / "old"),
@@ -196,7 +196,7 @@ def test_tokens_that_the_old_base_does_not_know(tmp_path, texts):
         ({"num_hidden_layers": 3}, "lacks 'model.layers.2"),
     ],
 )
-def test_a_configuration_decides_nothing_but_shapes(trio, texts, tmp_path, entries, words):
+def test_a_configuration_determines_only_shapes(trio, texts, tmp_path, entries, words):
     path = trio["src_ft"] / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
     with pytest.raises(rt.ModelError, match=words):
@@ -205,7 +205,7 @@ def test_a_configuration_decides_nothing_but_shapes(trio, texts, tmp_path, entri
     assert (tmp_path / ".out.work").exists() is ("weights" in words or "lacks" in words)  # those can be resumed
 
 
-def test_code_pickles_and_adapters_beside_the_weights_are_not_seen(trio, tmp_path):
+def test_code_pickles_and_adapters_beside_the_weights_are_ignored(trio, tmp_path):
     folder = trio["src_ft"]
     config = json.loads((folder / "config.json").read_text())
     trap = f"open({str(tmp_path / 'run')!r}, 'w')"
@@ -229,7 +229,7 @@ def test_the_command_prints_a_table_and_a_verdict(taught, texts, tmp_path):
     assert "report.html" in done.stderr
 
 
-def test_a_loss_that_is_not_finite_is_one_line_and_the_sum_is_kept(taught, texts, tmp_path, monkeypatch):
+def test_a_non_finite_loss_gives_one_line_and_keeps_the_sum(taught, texts, tmp_path, monkeypatch):
     broken = AutoModelForCausalLM.from_pretrained(taught["src_base"])
     broken.lm_head.weight.data *= 1e38
     save_lm(broken, tmp_path / "large")
@@ -242,7 +242,7 @@ def test_a_loss_that_is_not_finite_is_one_line_and_the_sum_is_kept(taught, texts
 
 
 @pytest.mark.parametrize("line", ['{"text": null}', '{"text": 3}', "[]"])
-def test_an_entry_that_is_no_text(tmp_path, line):
+def test_an_entry_that_is_no_text_is_refused(tmp_path, line):
     (tmp_path / "texts.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
     with pytest.raises(rt.DataError, match="line 2"):
         read_texts(tmp_path / "texts.jsonl")

@@ -9,8 +9,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from hf_retarget.errors import RuleError
-from hf_retarget.graph.call import Call, Result, Rule
-from hf_retarget.graph.signature import parse
+from hf_retarget.graph.call import Call, Result, Rule, parse
 
 Operator = OpOverload | OpOverloadPacket
 """One overload (`aten.linear.default`), or a packet (`aten.linear`) for all of its overloads."""

@@ -1,1 +1,0 @@
-"""Fine-tuning: the training loop with its checkpoints, and the recorder of trajectories."""
