@@ -38,6 +38,12 @@ def test_help_fits_on_two_screens_required_options_first(command):
     assert "--help-all" in text
 
 
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_no_line_of_a_help_is_wider_than_a_terminal(command):
+    for flag in ("--help", *(["--help-all"] if getattr(main.commands[command], "common", []) else [])):
+        assert [line for line in ask(command, flag).splitlines() if len(line) > 80] == []
+
+
 @pytest.mark.parametrize("command", ["port", "finetune"])
 def test_help_all_has_every_option_once_in_groups(command):
     text = ask(command, "--help-all")

@@ -19,6 +19,7 @@ from hf_retarget.models.classifier import check_shapes
 from hf_retarget.names import SPLITS
 from hf_retarget.recipe import Recipe, finish_recipe
 from hf_retarget.run import Run, RunArguments, check_arguments
+from hf_retarget.words import number, percent
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,7 +29,7 @@ FORMAT = "hf-retarget/evaluate/1"
 Reference = str | Path | nn.Module
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The score of a model or an ensemble on a split."""
 
@@ -42,6 +43,12 @@ class Evaluation:
     notes: tuple[str, ...]
     members: tuple[Evaluation, ...] = ()
     """The single models of an ensemble."""
+
+    def __repr__(self) -> str:
+        """The score in one line, as in a notebook."""
+        parts = "".join(f"\n  {each!r}" for each in self.members)
+        score = f"top-1 {percent(self.score.top1)}, loss {number(self.score.loss)}"
+        return f"{self.model} on {self.data}, {self.split} ({self.score.count:,} images): {score}{parts}"
 
     def name(self, number: int) -> str:
         """The label of a class, or its number."""

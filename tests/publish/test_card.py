@@ -172,7 +172,7 @@ def test_the_body_says_what_it_is_and_where_it_comes_from():
         "5,400 train",
         "ant, bee, Käfer",
         "hf-retarget port --data ada/insects",
-        'timm.create_model("local-dir:FOLDER", pretrained=True).eval()',
+        'timm.create_model("local-dir:./", pretrained=True).eval()',
     ):
         assert words in text, words
     assert "secret" not in text
