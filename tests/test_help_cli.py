@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,12 +93,28 @@ def test_values_are_completed():
     assert set(recipe_names()) <= set(complete("port", "--data", ""))
     assert [each for each in complete("finetune", "x", "--data", "cub") if each != "file"] == [
         "cub", *(each for each in complete("recipes", "show", "cub@") if each != "file")]  # fmt: skip
-    assert complete("recipes", "show", "mni")[0] == "mnist"
+    assert "mnist" in complete("recipes", "show", "mni")
     assert complete("port", "--src-base", "ol") == complete("inspect", "ol") == ["file"], "models may be folders"
     assert complete("port", "--precision", "") == ["no", "bf16", "fp16"]
     for field in fields():
         if field.choices:
             assert set(complete("port", field.flag(), "")) == set(field.choices), field.key
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+def test_bash_offers_the_names_of_recipes(tmp_path):
+    program = tmp_path / "hf-retarget"
+    program.write_text(f"#!{sys.executable}\nfrom hf_retarget.cli import main; main(prog_name='hf-retarget')\n")
+    program.chmod(0o755)
+    script = """eval "$(_HF_RETARGET_COMPLETE=bash_source hf-retarget)"
+    compopt() { :; }  # exists only while a shell completes
+    COMP_WORDS=(hf-retarget port --data cu) COMP_CWORD=3
+    _hf_retarget_completion hf-retarget
+    echo "${COMPREPLY[@]}"
+    """
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert {"cub", "cub@released-code"} <= set(done.stdout.split()), done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

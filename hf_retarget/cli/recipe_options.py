@@ -137,7 +137,10 @@ class RecipeName(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete recipes with their presets, and files."""
         names = [word for name in recipe_names() for word in (name, *(f"{name}@{each}" for each in preset_names(name)))]
-        return [*_complete(names, incomplete), *complete_paths(ctx, param, incomplete)]
+        return [
+            *complete_paths(ctx, param, incomplete),
+            *_complete(names, incomplete),
+        ]  # bash forgets what precedes files
 
 
 class _NeededOption(click.Option):

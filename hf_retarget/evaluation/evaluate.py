@@ -122,7 +122,8 @@ def _score(
         checkpoint = load_checkpoint(model, num_classes=num_classes, **run.loading)
     with run.stage("loading", "loading the data"):
         preprocess = choose_preprocess(checkpoint, recipe.data.image_size, run.preprocess)
-        found = load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, token=run.token)
+        labels, name = checkpoint.labels, f"'{checkpoint.reference}'"
+        found = load_data(images, recipe.data, preprocess, model_labels=labels, model=name, token=run.token)
         check_classes(found.name, found.classes, found.labels, checkpoint.reference, checkpoint.num_classes)
     if split is None:
         found, split = (_join(found), "all") if found.held_out else (found, "test")

@@ -252,7 +252,7 @@ def _with_data(found: InputCheck, tuned: Checkpoint, images: Any, recipe: Recipe
         facts = describe_data(images, recipe.data, token=run.token)
         found = replace(found, data=facts, notes=(*found.notes, *facts.notes))
         if facts.labels and tuned.labels:
-            match_labels(facts.labels, tuned.labels)
+            match_labels(facts.labels, tuned.labels, f"the tuned model '{tuned.reference}'")
         elif facts.classes is not None:
             sides = (tuned.reference, tuned.num_classes)
             check_classes(facts.name, facts.classes, facts.labels, *sides, advice=WRONG_CLASSES)

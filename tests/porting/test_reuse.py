@@ -29,6 +29,8 @@ def test_another_number_of_classes_is_alike_and_another_model_is_not(tmp_path):
         one.random(seed=0).save(folder / "permutation.safetensors")
         one.save(folder / "graph.json")
         assert (load_permutation(folder, other).fingerprint == other.fingerprint) is alike
+    with pytest.raises(rt.PermutationError, match=r"has no permutation; give a port that matched"):
+        load_permutation(tmp_path, seven)
     found = three.random(seed=0)
     found.save(tmp_path / "permutation.safetensors")
     alone = load_permutation(tmp_path / "permutation.safetensors", seven)
