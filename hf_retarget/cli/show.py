@@ -105,7 +105,7 @@ def write_file(path: Path, text: str) -> None:
 def describe_time(seconds: float, unmatched: float | None) -> str:
     """The estimated time of a port, and what it is if nothing has to be matched."""
     whole = f"{estimate(seconds)}, plus the search for permutations"
-    return whole if unmatched is None else f"{estimate(unmatched)}, or {whole}, if neurons have to be matched"
+    return whole if unmatched is None else f"{estimate(unmatched)}; if neurons have to be matched, {whole}"
 
 
 def describe_data(folder: Path, recipe: Recipe) -> str:
