@@ -137,10 +137,8 @@ class RecipeName(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete recipes with their presets, and files."""
         names = [word for name in recipe_names() for word in (name, *(f"{name}@{each}" for each in preset_names(name)))]
-        return [
-            *complete_paths(ctx, param, incomplete),
-            *_complete(names, incomplete),
-        ]  # bash forgets what precedes files
+        # Paths first: click's script for bash forgets what precedes them.
+        return [*complete_paths(ctx, param, incomplete), *_complete(names, incomplete)]
 
 
 class _NeededOption(click.Option):
