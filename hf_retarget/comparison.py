@@ -138,7 +138,7 @@ class PortGroup:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PortComparison:
     """A comparison of several ports."""
 
@@ -149,6 +149,9 @@ class PortComparison:
     """Reasons not to compare them, or only with care."""
     problems: tuple[str, ...] = ()
     """Folders that were left out, with reasons."""
+
+    def __repr__(self) -> str:
+        return f"PortComparison({', '.join(f'{each.name}: {each.port.mean:.1%}' for each in self.groups)})"
 
     @property
     def runs(self) -> tuple[FinishedPort, ...]:

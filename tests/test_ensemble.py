@@ -44,6 +44,11 @@ def test_the_ensemble_is_the_mean_of_the_probabilities(items):
         assert member.score.predictions == alone.score.predictions
         assert member.score.loss == pytest.approx(alone.score.loss, rel=1e-4)
     assert (found.model, found.architecture) == ("ensemble of 3", "test_resnet, VisionTransformer")
+    shown = repr(found).splitlines()
+    assert len(shown) == 4, "a notebook shows a line for the ensemble and for each member"
+    assert shown[0].startswith("ensemble of 3 on ")
+    assert f"top-1 {found.score.top1:.1%}" in shown[0]
+    assert max(map(len, shown)) < 100
 
 
 def test_what_cannot_be_averaged_is_refused(items):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,12 @@ def test_help_fits_on_two_screens_required_options_first(command):
     assert all(each.opts[0] in required for each in parameters)
     assert "--data NAME" in required
     assert "--help-all" in text
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_no_line_of_a_help_is_wider_than_a_terminal(command):
+    for flag in ("--help", *(["--help-all"] if getattr(main.commands[command], "common", []) else [])):
+        assert [line for line in ask(command, flag).splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("command", ["port", "finetune"])
@@ -86,12 +93,28 @@ def test_values_are_completed():
     assert set(recipe_names()) <= set(complete("port", "--data", ""))
     assert [each for each in complete("finetune", "x", "--data", "cub") if each != "file"] == [
         "cub", *(each for each in complete("recipes", "show", "cub@") if each != "file")]  # fmt: skip
-    assert complete("recipes", "show", "mni")[0] == "mnist"
+    assert "mnist" in complete("recipes", "show", "mni")
     assert complete("port", "--src-base", "ol") == complete("inspect", "ol") == ["file"], "models may be folders"
     assert complete("port", "--precision", "") == ["no", "bf16", "fp16"]
     for field in fields():
         if field.choices:
             assert set(complete("port", field.flag(), "")) == set(field.choices), field.key
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+def test_bash_offers_the_names_of_recipes(tmp_path):
+    program = tmp_path / "hf-retarget"
+    program.write_text(f"#!{sys.executable}\nfrom hf_retarget.cli import main; main(prog_name='hf-retarget')\n")
+    program.chmod(0o755)
+    script = """eval "$(_HF_RETARGET_COMPLETE=bash_source hf-retarget)"
+    compopt() { :; }  # exists only while a shell completes
+    COMP_WORDS=(hf-retarget port --data cu) COMP_CWORD=3
+    _hf_retarget_completion hf-retarget
+    echo "${COMPREPLY[@]}"
+    """
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert {"cub", "cub@released-code"} <= set(done.stdout.split()), done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

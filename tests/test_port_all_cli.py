@@ -264,7 +264,7 @@ def test_the_example_ports_the_models_of_an_organisation(hub: Hub, tmp_path):
     done = hub.client(token=ada.token).run(*command, timeout=200)
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
-    assert lines[0].startswith("lab/dogs: not ported: the labels of the data (3) and of the model (3) differ")
+    assert lines[0].startswith("lab/dogs: not ported: the labels of the data (3) and of the tuned model 'lab/dogs' (3)")
     assert lines[1].startswith("lab/reds: ")
     assert "MB to download, 11 groups to match" in lines[1]
     assert lines[2].startswith("lab/reds: ported: Undecided: ")

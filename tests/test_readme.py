@@ -95,6 +95,16 @@ def test_targets_and_extras_exist():
     assert kept - known <= {"--nproc-per-node", "--index-url", "--help", "--version", "--epochs"}
 
 
+def test_scripts_have_the_options_with_which_they_are_called():
+    text = " ".join("".join(path.read_text() for path in (README, *(ROOT / "docs").glob("*.md"))).split())
+    calls = re.findall(r"python ((?:benchmarks|docs)/[\w/]+\.py)([^`|;)&]*)", text)
+    assert {"benchmarks/port.py", "docs/pictures.py"} <= {path for path, _ in calls}
+    for path, words in calls:
+        parts = [ROOT / path, *(ROOT / path).with_suffix("").glob("*.py")]
+        source = "".join(part.read_text() for part in parts)
+        assert [each for each in re.findall(r"(?<!\S)--[a-z][a-z-]+", words) if f'"{each}' not in source] == [], path
+
+
 def test_the_table_of_the_demo_has_rows_that_there_are():
     (table,) = (text for _, text in code_blocks() if text.startswith("ON THE TEST IMAGES"))
     rows = table.partition("\n\n")[0].splitlines()[1:]

@@ -10,11 +10,11 @@ import click
 from hf_retarget.advice import HEAD, PORTED, RETRAIN
 from hf_retarget.cli.options import debug_option, model_options, optional_bases, require, run_options
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
-from hf_retarget.cli.show import echo_json, echo_rows
+from hf_retarget.cli.show import describe_time, echo_json, echo_rows
 from hf_retarget.contenders import AUTO
 from hf_retarget.names import SIDES
 from hf_retarget.progress import status, watch
-from hf_retarget.words import estimate, size
+from hf_retarget.words import size
 
 if TYPE_CHECKING:
     from hf_retarget.porting.check import InputCheck, Side
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """\b
 Examples:
   hf-retarget check --src-base timm/a --src-ft me/a-birds --new-base timm/b
-  hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --data cub --json
+  hf-retarget check --src-base old/ --src-ft tuned/ --new-base new/ --json
   hf-retarget check ported/
 """
 
@@ -158,7 +158,7 @@ def _cost(cost: Cost, matches: bool, counted: bool) -> list[Row]:
     if cost.seconds is None:
         memory += ", plus the activations of a minibatch"
     else:
-        time = f"{estimate(cost.seconds)} (from a few random images), plus the search for permutations"
+        time = f"{describe_time(cost.seconds, cost.seconds_unmatched)} (from a few random images)"
         time += "" if counted else "; a lower bound, since no data was given"
     gradients = f"{cost.gradients:,} minibatches of {cost.batch_size}{control}"
     return [("gradients", gradients), ("memory", memory), ("time", time)]

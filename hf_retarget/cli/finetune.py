@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 _EXAMPLE = """\b
 Examples:
   hf-retarget finetune resnet18.a1_in1k --data pets --epochs 5 --out tuned
-  hf-retarget finetune old/ --data photos/ --steps 500 --lr 0.003 --record 50 --out tuned
-  hf-retarget finetune new/ --teacher tuned/ --data photos/ --steps 50 --out distilled
-  hf-retarget finetune ported/ --data cub --epochs 3 --evaluate-every 100 --out finished
+  hf-retarget finetune old/ --data photos/ --steps 500 --record 50 --out tuned
+  hf-retarget finetune new/ --teacher tuned/ --data pets --steps 50 --out b
+  hf-retarget finetune ported/ --data cub --epochs 3 --lr 0.003 --out finished
 """
 
 _MOST = 12  # printed scores of the validation curve

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\b
 Examples:
-  hf-retarget plane --models tuned/ retuned/ --data pets --permute match --out line
-  hf-retarget plane --models plain=retuned/ port=ported/ old=tuned/ --permute old=ported/ --data pets --out plane
-  hf-retarget plane --models a/ b/ c/ --data photos/ --grid 9 --limit 500 --out plane
+  hf-retarget plane --models a/ b/ --permute match --data pets --out line
+  hf-retarget plane --models plain/ ported/ a/ --data pets --report ported/
+  hf-retarget plane --models a/ b/ c/ --data pets --grid 9 --out plane
 """
 
 _RECIPE = ("bn_batches", "batch_size", "seed")

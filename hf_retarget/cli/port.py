@@ -23,6 +23,7 @@ from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import (
     Row,
     describe_command,
+    describe_time,
     echo,
     echo_json,
     echo_rows,
@@ -36,7 +37,7 @@ from hf_retarget.document import read_document
 from hf_retarget.errors import FinishedError
 from hf_retarget.names import DTYPES, PORT, SIDES
 from hf_retarget.progress import is_main_process, status, watch
-from hf_retarget.words import estimate, number
+from hf_retarget.words import number
 
 if TYPE_CHECKING:
     from hf_retarget.porting.check import Plan
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
 _EXAMPLE = """\b
 Examples:
   hf-retarget port --src-base old/ --src-ft tuned/ --new-base new/ --data cub
-  hf-retarget port --src-base timm/a --src-ft me/a-pets --new-base timm/b --data pets --dry-run
-  hf-retarget port … --data photos/ --steps 15 --early-stop 3 --finetune-steps 100 --out ported
+  hf-retarget port … --data pets --dry-run    # …: the three models, as above
+  hf-retarget port … --data pets --steps 15 --finetune-steps 50 --out ported
   hf-retarget port … --data pets --permutation ported/ --out another
-  hf-retarget port --src-base org/lm-1 --src-ft me/lm-1-law --new-base org/lm-1.1 --data none --text law.txt
+  hf-retarget port … --data none --text law.txt    # a language model
 """
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -217,6 +218,6 @@ def _describe(plan: Plan) -> list[Row]:
         rows.append(("control", f"plain fine-tuning, {plan.control_steps:,} steps"))
     rows += [
         ("memory", f"about {plan.memory / 1e9:.1f} GB, with {stacks} kept"),
-        ("time", f"{estimate(plan.seconds)}, plus the search for permutations"),
+        ("time", describe_time(plan.seconds, plan.seconds_unmatched)),
     ]
     return [*rows, *(("note", note) for note in plan.notes)]

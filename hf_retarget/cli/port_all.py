@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\b
 Examples:
-  hf-retarget port-all --src-base timm/a --new-base timm/b --models me/birds me/more-birds --data cub --out ported
-  hf-retarget port-all --src-base timm/a --new-base timm/b --models-file models.yaml --out ported
+  hf-retarget port-all --src-base old/ --new-base new/ --models a/ b/ \\
+      --data cub --out ported
+  hf-retarget port-all … --models-file models.yaml --out ported
   hf-retarget port-all … --reuse-permutation --out ported
-  hf-retarget port-all … --out ported --shard 3/16     # on the fourth of 16 machines
-  hf-retarget port-all --out ported --collect          # when all are done
+  hf-retarget port-all … --out ported --shard 3/16   # the fourth of 16 parts
+  hf-retarget port-all --out ported --collect        # when all are done
 
 \b
 A models file is a list of models, optionally with their own data and options:

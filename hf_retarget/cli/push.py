@@ -24,7 +24,7 @@ FORMAT = "hf-retarget/push/1"
 _EXAMPLE = """\b
 Examples:
   hf-retarget push ported/ birds --private
-  hf-retarget push ported/ my-org/birds --revision v2 --commit-message "Port to the new base"
+  hf-retarget push ported/ my-org/birds --revision v2
   hf-retarget push tuned/ their-org/birds --create-pr
 """
 

@@ -137,7 +137,8 @@ class RecipeName(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete recipes with their presets, and files."""
         names = [word for name in recipe_names() for word in (name, *(f"{name}@{each}" for each in preset_names(name)))]
-        return [*_complete(names, incomplete), *complete_paths(ctx, param, incomplete)]
+        # Paths first: click's script for bash forgets what precedes them.
+        return [*complete_paths(ctx, param, incomplete), *_complete(names, incomplete)]
 
 
 class _NeededOption(click.Option):
@@ -187,6 +188,8 @@ def _complete(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 def _add_field(command: Callable[..., Any], field: Field, plain: str) -> None:
     flag, help = field.flag(plain), f"{field.help[0].upper()}{field.help[1:]}."
+    many = len(field.choices) > 5  # too many for the column of flags
+    help += f" One of {', '.join(field.choices)}." if many else ""
     options: dict[str, Any] = {"metavar": "NUMBER" if field.type in (int, float) else "TEXT"}
     if field.type is bool:
         help += " [on]" if field.default else " [off]"
@@ -199,6 +202,6 @@ def _add_field(command: Callable[..., Any], field: Field, plain: str) -> None:
         help += f" [{field.default}]" if field.default not in (None, "") else ""
         options["type"] = _FieldType(field)
     if field.choices:
-        options["metavar"] = f"[{'|'.join(field.choices)}]"
+        options["metavar"] = "NAME" if many else f"[{'|'.join(field.choices)}]"
     parameter = f"recipe_{field.section}_{field.name}"  # cannot clash with a command's own parameters, such as `data`
     click.option(flag, parameter, cls=_FieldOption, field=field, default=None, help=help, **options)(command)

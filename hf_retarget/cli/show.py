@@ -14,7 +14,7 @@ import click
 from hf_retarget.errors import RetargetError
 from hf_retarget.files import to_json, write_text
 from hf_retarget.untrusted import plain
-from hf_retarget.words import percent, plural
+from hf_retarget.words import estimate, percent, plural
 
 if TYPE_CHECKING:
     from hf_retarget.document import PortDocument
@@ -100,6 +100,12 @@ def write_file(path: Path, text: str) -> None:
     write_text(path, text)
     if sys.stderr.isatty():
         echo(f"Wrote {path}", err=True)
+
+
+def describe_time(seconds: float, unmatched: float | None) -> str:
+    """The estimated time of a port, and what it is if nothing has to be matched."""
+    whole = f"{estimate(seconds)}, plus the search for permutations"
+    return whole if unmatched is None else f"{estimate(unmatched)}; if neurons have to be matched, {whole}"
 
 
 def describe_inputs(folder: Path, recipe: Recipe) -> str:

@@ -49,7 +49,11 @@ def infer_classes(names: Names | None, numbers: Mapping[str, Tensor]) -> int:
 
 
 def choose_labels(
-    names: Names | None, count: int, wanted: Sequence[str], model_names: Sequence[str] | None = None
+    names: Names | None,
+    count: int,
+    wanted: Sequence[str],
+    model_names: Sequence[str] | None = None,
+    model: str = "the model",
 ) -> tuple[Names | None, int, Tensor]:
     """Keep the classes in `wanted`, in this order (all if empty), then number them like the model.
 
@@ -71,14 +75,14 @@ def choose_labels(
         names, count = tuple(wanted) if names else None, len(wanted)
     if model_names:
         if names is not None:
-            numbers = match_labels(names, model_names)[numbers].where(numbers >= 0, -1)
+            numbers = match_labels(names, model_names, model)[numbers].where(numbers >= 0, -1)
         elif count > len(model_names):
-            raise DataError(f"label {count - 1} is out of range: the model has {len(model_names)} labels, from 0")
+            raise DataError(f"label {count - 1} is out of range: {model} has {len(model_names)} labels, from 0")
         names, count = tuple(model_names), len(model_names)
     return names, count, numbers
 
 
-def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
+def match_labels(names: Names, model_names: Sequence[str], model: str = "the model") -> Tensor:
     """Return the model's number of each label, matched by name, ignoring case, `_` and `-`.
 
     Example:
@@ -94,7 +98,7 @@ def match_labels(names: Names, model_names: Sequence[str]) -> Tensor:
         facts = [f"only the data has {_quote(only_data)}"] if only_data else []
         facts += [f"only the model has {_quote(only_model)}"] if only_model else []
         raise DataError(
-            f"the labels of the data ({len(names)}) and of the model ({len(model_names)}) differ: {'; '.join(facts)}. "
+            f"the labels of the data ({len(names)}) and of {model} ({len(model_names)}) differ: {'; '.join(facts)}. "
             "Use the data the model was tuned on, or select classes (--data-classes)"
         )
     return torch.tensor(numbers)

@@ -44,6 +44,7 @@ def load_data(
     preprocess: Preprocess,
     *,
     model_labels: Sequence[str] | None = None,
+    model: str = "the model",
     token: str | None = None,
     need_labels: bool = True,
 ) -> ImageData:
@@ -66,7 +67,7 @@ def load_data(
         _check_unlabelled(rows, options, need_labels)
     names, targets = number_labels(rows)
     count = infer_classes(names, targets) if labelled else max(1, len(model_labels or ()))  # all have label 0
-    names, classes, numbers = choose_labels(names, count, options.classes, model_labels)
+    names, classes, numbers = choose_labels(names, count, options.classes, model_labels, model)
     first = rows[train]
     if len(first) and (preprocess.transform or isinstance(first, ItemRows)):  # fail early, on the first item
         preprocess = preprocess.fit(first.item(0) if preprocess.transform else first.image(0))

@@ -19,6 +19,7 @@ from hf_retarget.models.classifier import check_shapes
 from hf_retarget.names import SPLITS
 from hf_retarget.recipe import Recipe, finish_recipe
 from hf_retarget.run import Run, RunArguments, check_arguments
+from hf_retarget.words import number, percent
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FORMAT = "hf-retarget/evaluate/1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The score of a model or an ensemble on a split."""
 
@@ -40,6 +41,12 @@ class Evaluation:
     notes: tuple[str, ...]
     members: tuple[Evaluation, ...] = ()
     """The single models of an ensemble."""
+
+    def __repr__(self) -> str:
+        """The score in one line, as in a notebook."""
+        parts = "".join(f"\n  {each!r}" for each in self.members)
+        score = f"top-1 {percent(self.score.top1)}, loss {number(self.score.loss)}"
+        return f"{self.model} on {self.data}, {self.split} ({self.score.count:,} images): {score}{parts}"
 
     def name(self, number: int) -> str:
         """The label of a class, or its number."""
@@ -113,7 +120,8 @@ def _score(
         checkpoint = load_checkpoint(model, num_classes=num_classes, **run.loading)
     with run.stage("loading", "loading the data"):
         preprocess = choose_preprocess(checkpoint, recipe.data.image_size, run.preprocess)
-        found = load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, token=run.token)
+        labels, name = checkpoint.labels, f"'{checkpoint.reference}'"
+        found = load_data(images, recipe.data, preprocess, model_labels=labels, model=name, token=run.token)
         check_classes(found.name, found.classes, found.labels, checkpoint.reference, checkpoint.num_classes)
     if split is None:
         found, split = (_join(found), "all") if found.held_out else (found, "test")

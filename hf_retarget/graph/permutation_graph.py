@@ -357,6 +357,10 @@ def load_permutation(path: str | Path, graph: PermutationGraph) -> Permutation:
     path = Path(path)
     if path.is_dir():
         path /= PERMUTATION
+        if not path.is_file():
+            raise PermutationError(
+                f"'{path.parent}' has no permutation; give a port that matched (as --method fgmt does)"
+            )
     permutation = Permutation.load(path)
     beside = path.with_name(GRAPH)
     if permutation.fingerprint != graph.fingerprint and beside.is_file():

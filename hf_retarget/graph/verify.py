@@ -48,7 +48,7 @@ class NegativeControl:
     """Whether the tensor has no influence: even other random values do not change the output, so it proves nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """The result of running a model with permuted weights.
 
@@ -62,6 +62,9 @@ class Verification:
     draws: int
     controls: tuple[NegativeControl, ...]
     seconds: float
+
+    def __repr__(self) -> str:
+        return f"Verification({self.verdict!r})"
 
     @property
     def invariant(self) -> bool:

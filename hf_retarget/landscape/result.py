@@ -32,6 +32,10 @@ class PlaneResult:
     figures: Figures = field(repr=False)
     """The content of plane.json."""
 
+    def __repr__(self) -> str:
+        barrier = f", barrier {self.barrier}" if self.barrier else ""
+        return f"PlaneResult({self.figures['kind']}, {len(self.points)} points{barrier})"
+
     @property
     def is_line(self) -> bool:
         """Whether it is a line between two models."""

@@ -44,6 +44,7 @@ from hf_retarget.models.weights import (
     PICKLES,
     SUFFIXES,
     Stored,
+    convert_command,
     find_odd_numbers,
     fit_weights,
     most_common_dtype,
@@ -225,9 +226,10 @@ def _in_folder(folder: Path, where: str, how: _Reading, hub: HubModel | None = N
     elif how.arch:
         about = describe_architecture(how.arch, how.options, pretrained=False)
     else:
-        pickle = next((each for each in present if each.endswith(PICKLES)), None)
-        convert = f", or convert its {pickle} (hf-retarget convert)" if pickle else ""
-        raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; give its architecture with --arch{convert}")
+        pickles = sorted(each for each in present if each.endswith(PICKLES))
+        best = next((each for each in ("model_best.pth.tar", "last.pth.tar", *pickles) if each in pickles), None)
+        command = f", or convert its {best}: {convert_command(str(folder / best))}" if best and not hub else ""
+        raise ModelError(f"the folder '{where}' has no {MODEL_CONFIG}; give its architecture with --arch{command}")
     entries = read_card(folder / CARD) if (folder / CARD).is_file() else {}
     about = replace(about, config={**find_licence(entries), **about.config})
     known = Stored({}) if how.optional and not any(folder.glob("*.safetensors*")) else None

@@ -129,11 +129,12 @@ def pickle_only(where: str, name: str, arch: str | None = None) -> str:
     """The message for weights that are refused because unpickling could run code, with the command to convert them."""
     return (
         f"'{where}' has its weights only as a pickle ('{name}'), which can run code when it is loaded; allow it with "
-        f"--allow-pickle (only tensors and plain values are read), or convert it once: {_convert_command(where, arch)}"
+        f"--allow-pickle (only tensors and plain values are read), or convert it once: {convert_command(where, arch)}"
     )
 
 
-def _convert_command(where: str, arch: str | None) -> str:
+def convert_command(where: str, arch: str | None = None) -> str:
+    """The command that converts a pickle."""
     name = Path(where.rpartition(":")[2].partition("@")[0]).name
     name = next((name[: name.index(each)] for each in PICKLES if each in name), name)
     extra = ["--arch", arch] if arch else []

@@ -40,6 +40,7 @@ from hf_retarget.porting.cost import (
     estimate_growth,
     estimate_other_images,
     price_port,
+    price_unmatched,
 )
 from hf_retarget.porting.inputs import WRONG_CLASSES, Given, load_inputs, trace_model
 from hf_retarget.porting.port import PortArguments
@@ -100,7 +101,7 @@ class GraphFacts:
     unknown_operators: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InputCheck:
     """The result of `check`; fields that could not be determined are None."""
 
@@ -121,6 +122,9 @@ class InputCheck:
     advice: str | None = None
     """The recommended action: `port` (without gradients), `fit a head` or `retrain`."""
     cost: Cost | None = None
+
+    def __repr__(self) -> str:
+        return f"InputCheck({'; '.join(self.problems) or f'compatible, advice: {self.advice}'})"
 
     @property
     def compatible(self) -> bool:
@@ -249,7 +253,7 @@ def _with_data(found: InputCheck, tuned: Checkpoint, images: Any, recipe: Recipe
         facts = describe_data(images, recipe.data, token=run.token)
         found = replace(found, data=facts, notes=(*found.notes, *facts.notes))
         if facts.labels and tuned.labels:
-            match_labels(facts.labels, tuned.labels)
+            match_labels(facts.labels, tuned.labels, f"the tuned model '{tuned.reference}'")
         elif facts.classes is not None:
             sides = (tuned.reference, tuned.num_classes)
             check_classes(facts.name, facts.classes, facts.labels, *sides, advice=WRONG_CLASSES)
@@ -289,7 +293,7 @@ def _with_graph(
     if sum(each.numel() for each in model.parameters()) <= _TRIED:
         model = replace(target, weights={}).build(tuned.num_classes)  # with random weights
     with doing_now(run.progress, "timing a few images"):
-        return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images))
+        return replace(found, graph=facts, cost=estimate_cost(model, size, recipe, run, images, found.relation))
 
 
 # ---- plan: everything loaded, one minibatch timed
@@ -324,6 +328,8 @@ class Plan:
     """Estimated peak bytes: those of one minibatch, and what the steps add."""
     seconds: float
     """Estimated from one minibatch, without the search for permutations."""
+    seconds_unmatched: float | None = None
+    """The same if matching turns out to be unnecessary; None if it cannot."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -359,6 +365,7 @@ def plan(
         each = time.perf_counter() - began
     steps, train = problem.trajectory.steps, len(inputs.data.train)
     price = price_port(chosen, count_images(inputs), steps=steps, asked=given.asked(chosen))
+    unmatched = price_unmatched(chosen, count_images(inputs), inputs.relation)
     return Plan(
         architecture=inputs.target.architecture,
         parameters=inputs.size,
@@ -380,6 +387,7 @@ def plan(
         compressed=problem.options.compression is not None,
         memory=_estimate_memory(contest, price),
         seconds=each * price.total,
+        seconds_unmatched=each * unmatched.total if unmatched and given.permutation is None else None,
         notes=(*inputs.comparison.notes, *inputs.data.notes),
     )
 

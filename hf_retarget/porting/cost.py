@@ -13,17 +13,19 @@ from torch.nn.functional import cross_entropy
 
 from hf_retarget.contenders import AFTER, AUTO, FACTORS, PORT, Asked, Contender, Sizes, choose_contenders
 from hf_retarget.data import BatchCache
+from hf_retarget.document import RelationFacts
 from hf_retarget.evaluation.batchnorm import has_batchnorm
 from hf_retarget.evaluation.refit import HEAD_IMAGES
 from hf_retarget.matching.gradients import Gradients
 from hf_retarget.matching.objective import Compression
+from hf_retarget.models.relation import INDEPENDENT
 from hf_retarget.porting.inputs import STEP_IMAGES, Given, Inputs, choose_compression
 from hf_retarget.recipe import PortOptions, Recipe
 from hf_retarget.run import Run, peak_memory
 
-_TRIED = (2, 16)
-"""Random images on which a gradient is timed: a few to warm up, and more unless those were slow."""
-_SLOW = 3.0  # seconds
+_TRIED = (2, 16, 64)
+"""Random images on which a gradient is timed: more, while that promises to take little time and memory."""
+_SLOW, _LARGE = 6.0, 1e9  # seconds, bytes
 
 _LOADED = 7
 """Memory in use before the first step, in sizes of the model: three checkpoints, the model, a gradient, and its sum in
@@ -134,6 +136,15 @@ def price_port(
     )
 
 
+def price_unmatched(recipe: Recipe, images: ImageCounts, relation: RelationFacts | None) -> Price | None:
+    """The price if matching turns out to be unnecessary; None if it cannot."""
+    asked = Given().asked(recipe)
+    if asked.method != AUTO or relation is None or relation.word == INDEPENDENT:
+        return None
+    free = [each for each, role in choose_contenders(asked) if role == PORT and not each.gradients(1)]
+    return price_port(recipe, images, entered=free)
+
+
 @dataclass(frozen=True)
 class Cost:
     """The estimated cost of a port, from a few random images; `port --dry-run` uses a real minibatch."""
@@ -147,10 +158,17 @@ class Cost:
     """Peak bytes of the process; without activations if the model could not be run."""
     seconds: float | None
     """Upper bound, without the search for permutations and reading images; None if the model could not be run."""
+    seconds_unmatched: float | None = None
+    """The same if matching turns out to be unnecessary; None if it cannot."""
 
 
 def estimate_cost(
-    model: nn.Module, input_size: tuple[int, ...], recipe: Recipe, run: Run, images: ImageCounts | None = None
+    model: nn.Module,
+    input_size: tuple[int, ...],
+    recipe: Recipe,
+    run: Run,
+    images: ImageCounts | None = None,
+    relation: RelationFacts | None = None,
 ) -> Cost:
     """Estimate an upper bound of memory and time; a model on the meta device is not run.
 
@@ -163,18 +181,20 @@ def estimate_cost(
     """
     options = recipe.port
     parameters = sum(each.numel() for each in model.parameters())
-    price = price_port(recipe, replace(images or ImageCounts(), has_batchnorm=has_batchnorm(model)))
+    images = replace(images or ImageCounts(), has_batchnorm=has_batchnorm(model))
+    price, unmatched = price_port(recipe, images), price_unmatched(recipe, images, relation)
     compression = choose_compression(options, options.steps, parameters)
     searches = price.gradients > 0
     memory = (peak_memory() or 0) + _LOADED * 4 * parameters
     memory += estimate_growth(parameters, options.steps, compression, searches=searches)
     memory += BatchCache(input_size).size(options.batch_size)
     memory += estimate_other_images(options, input_size, searches=searches)
-    seconds = None
+    seconds = cheap = None
     if not any(each.is_meta for each in model.parameters()) and (found := _try(model, input_size, run)):
         memory += int(found[1] * min(options.micro_batch or options.batch_size, options.batch_size))
-        seconds = found[0] * options.batch_size * price.total
-    return Cost(price.gradients, price.alternative, options.batch_size, memory, seconds)
+        minibatch = found[0] * options.batch_size
+        seconds, cheap = minibatch * price.total, minibatch * unmatched.total if unmatched else None
+    return Cost(price.gradients, price.alternative, options.batch_size, memory, seconds, cheap)
 
 
 def _try(model: nn.Module, input_size: tuple[int, ...], run: Run) -> tuple[float, float] | None:
@@ -189,21 +209,22 @@ def _try(model: nn.Module, input_size: tuple[int, ...], run: Run) -> tuple[float
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    compute, found = Gradients(model.to(run.accelerator.device), cross_entropy, None, run.accelerator), None
+    compute = Gradients(model.to(run.accelerator.device), cross_entropy, None, run.accelerator)
+    found: tuple[float, float] | None = None
     for images in _TRIED:
+        if found and (found[0] * images > _SLOW or found[1] * images > _LARGE):
+            break
         kept.clear()
         draw = torch.Generator().manual_seed(0)  # leaves the caller's random state alone
         batch = torch.randn(images, *input_size, generator=draw), torch.zeros(images, dtype=torch.long)
-        began = time.perf_counter()
         try:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                compute(weights, [batch])
+                compute(weights, [batch])  # also warms up
+            began = time.perf_counter()
+            compute(weights, [batch])
         except Exception:  # the model's own code may raise anything
             return None
-        seconds = time.perf_counter() - began
-        found = seconds / images, sum(kept.values()) / images
-        if seconds > _SLOW:
-            break
+        found = (time.perf_counter() - began) / images, sum(kept.values()) / images
     return found
 
 

@@ -172,13 +172,14 @@ def _load(
     checkpoint: Checkpoint, images: Any, recipe: Recipe, preprocess: Preprocess, head: str, token: str | None
 ) -> ImageData:
     """Load the images, with labels in the model's order if its head is kept."""
+    name = f"'{checkpoint.reference}' (which keeps its head)"
     if head == "keep":
-        return load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, token=token)
+        return load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, model=name, token=token)
     found = load_data(images, recipe.data, preprocess, token=token)
     if head == "auto" and found.labels and checkpoint.labels:
         numbers = match_names(found.labels, checkpoint.labels)
         if numbers is not None and numbers != sorted(numbers):
-            return load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, token=token)
+            return load_data(images, recipe.data, preprocess, model_labels=checkpoint.labels, model=name, token=token)
     return found
 
 

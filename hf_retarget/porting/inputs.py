@@ -273,7 +273,15 @@ def load_inputs(
         _check_real(source, tuned, real)
     with run.stage("loading", "loading the data"):
         preprocess = choose_preprocess(tuned, recipe.data.image_size, run.preprocess)
-        data = load_data(images, recipe.data, preprocess, model_labels=tuned.labels, token=run.token, need_labels=False)
+        data = load_data(
+            images,
+            recipe.data,
+            preprocess,
+            model_labels=tuned.labels,
+            model=f"the tuned model '{tuned.reference}'",
+            token=run.token,
+            need_labels=False,
+        )
         preprocess = data.train.preprocess
         check_classes(data.name, data.classes, data.labels, tuned.reference, tuned.num_classes, WRONG_CLASSES)
         if (count := len(data.validation)) < 2:

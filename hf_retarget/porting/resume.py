@@ -201,14 +201,15 @@ class Workplace:
         if self.overwrite and (read := next((each for each in self.inputs if _is_within(each, out)), None)) is not None:
             raise PortError(f"'{out}' holds '{read}', which this run reads, so it is not replaced; name another folder")
         if out.is_dir() and any(out.iterdir()) and not finished:
+            if not (out / MODEL_CONFIG).is_file():
+                raise PortError(
+                    f"'{self.out}' is not empty and holds no model (no {MODEL_CONFIG}), so it is not replaced; name "
+                    "another folder"
+                )
             if not self.overwrite:
                 raise PortError(
                     f"'{out}' is not empty; name another folder with --out, continue with --resume if this run made "
                     "it, or replace it with --overwrite"
-                )
-            if not (out / MODEL_CONFIG).is_file():
-                raise PortError(
-                    f"'{self.out}' holds no model (no {MODEL_CONFIG}), so it is not replaced; name another folder"
                 )
         if self.has_state and not (self.resume or self.overwrite):
             raise PortError(

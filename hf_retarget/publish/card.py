@@ -40,7 +40,7 @@ LICENCES = frozenset(_LICENCES.split())
 
 _TASK = "image-classification"
 _TEXT = "text-generation"
-_LOCAL = "FOLDER"
+_LOCAL = "./"  # the examples run in the folder of the card
 _EXAMPLES = {
     "timm": f"""
 import timm
@@ -171,7 +171,7 @@ def address_card(card: str, repository: str, revision: str | None = None) -> str
     """Insert the name of the repository into the example of a card.
 
     Example:
-        >>> address_card('timm.create_model("local-dir:FOLDER")', "ada/birds", "v2")
+        >>> address_card('timm.create_model("local-dir:./")', "ada/birds", "v2")
         'timm.create_model("hf-hub:ada/birds@v2")'
     """
     branch = revision if revision and revision != "main" else None

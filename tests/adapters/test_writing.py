@@ -201,7 +201,7 @@ def test_a_port_is_saved_as_an_adapter(ported):
         assert "As an adapter of rank 8 (" in page
     assert "| the adapter, as PEFT loads it |" in card
     assert "library_name: peft" in card
-    assert 'model = PeftModel.from_pretrained(base, "FOLDER").eval()' in card
+    assert 'model = PeftModel.from_pretrained(base, "./").eval()' in card
 
 
 def test_a_ported_adapter_can_be_ported_again(ported, make, colours, short, tmp_path):

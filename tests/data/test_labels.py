@@ -79,6 +79,8 @@ def test_match_labels_names_the_differences():
         match=r"data \(2\) and of the model \(3\) differ: only the data has 'bee'; only the model has 'cat', 'dog'",
     ):
         match_labels(("ant", "bee"), ["cat", "ant", "dog"])
+    with pytest.raises(DataError, match=r"data \(1\) and of 'tuned' \(2\) differ"):
+        match_labels(("ant",), ["ant", "dog"], "'tuned'")
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,17 @@ def test_the_suggested_command_converts(tmp_path, monkeypatch):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model_best-safetensors", "my run"]
 
 
+def test_the_folder_of_a_training_names_the_command_for_its_best_checkpoint(tmp_path, monkeypatch):
+    path, expected = train(tmp_path / "my run", averaged=True)
+    for other in ("checkpoint-1.pth.tar", "last.pth.tar"):
+        (path.parent / other).write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    message = one_line(run("evaluate", "my run", "--data", "digits"))
+    command = shlex.split(message.strip().rpartition("convert its model_best.pth.tar: ")[2])
+    assert run(*command[1:]).exit_code == 0
+    assert_same(load_file(tmp_path / "model_best-safetensors" / "model.safetensors"), expected)
+
+
 def test_the_message_repeats_the_given_architecture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(timm.create_model("test_resnet", num_classes=3).state_dict(), "w.pth")

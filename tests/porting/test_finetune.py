@@ -311,8 +311,10 @@ def test_folders_without_a_model_are_never_replaced(pico, colours, short, tmp_pa
         with pytest.raises(PortError, match=message):
             rt.finetune(pico(), colours, recipe=short(), out=out, overwrite=True)
     monkeypatch.chdir("/")
-    with pytest.raises(PortError, match="holds no model"):
-        rt.finetune(pico(), colours, recipe=short(), out=tmp_path / "photos", overwrite=True)
+    for overwrite in (True, False):
+        with pytest.raises(PortError, match="holds no model") as refused:
+            rt.finetune(pico(), colours, recipe=short(), out=tmp_path / "photos", overwrite=overwrite)
+        assert "--overwrite" not in str(refused.value), "it would not help"
     with pytest.raises(PortError, match="cannot work in"):
         rt.finetune(pico(), colours, recipe=short(data__image_size=12), out=tmp_path / "file" / "tuned")
     assert (tmp_path / "photos" / "one.jpg").exists()

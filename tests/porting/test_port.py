@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,11 +173,18 @@ def test_a_planted_permutation_is_found_and_the_function_carried_over(planted):
     assert result.document.head["policy"] == "own"
 
 
-def test_timm_loads_the_folder_with_the_same_outputs(planted):
+def test_timm_loads_the_folder_with_the_same_outputs(planted, tmp_path, monkeypatch, capsys):
     folder = planted.folder / "ported"
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     images = torch.randn(3, 1, 32, 32)
     assert torch.equal(model(images), planted.result.model(images))
+    Image.new("RGB", (20, 20)).save(tmp_path / "image.jpg")
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})  # the example of the card runs in its folder as it is
+    assert "tensor([[" in capsys.readouterr().out
     assert load_checkpoint(folder).labels[:2] == ("T-shirt/top", "Trouser")
     assert load_checkpoint(folder).config["input_size"] == (1, 32, 32)
     assert rt.evaluate(folder, recipe=planted.recipe).score.top1 == planted.result.document.port.test.top1

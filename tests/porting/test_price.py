@@ -65,6 +65,19 @@ def test_check_dry_run_and_recipe_agree(sides, method, length):
     assert price.after == {"none": 0, "steps": 5, "epochs": 3}[length]
 
 
+def test_related_bases_are_priced_without_matching(sides):
+    tuned = load_checkpoint(sides[1])
+    near = []
+    for factor in (1.01, 1.009):
+        moved = {name: each * factor if each.is_floating_point() else each for name, each in tuned.weights.items()}
+        near.append(save_model(sides[0].parent / f"near-{factor}", moved, tuned))
+    related, recipe = (near[0], sides[1], near[1]), recipe_of("auto", "none")
+    for found in (rt.check(*related, recipe=recipe).cost, plan(*related, recipe=recipe)):
+        assert found.seconds_unmatched < 0.7 * found.seconds
+    for method, bases in (("fgmt", related), ("auto", sides[:3])):
+        assert rt.check(*bases, recipe=recipe_of(method, "none")).cost.seconds_unmatched is None
+
+
 @pytest.mark.parametrize("method", ["fgmt-sign", "naive", "naive-sign", "head", "auto"])
 def test_the_port_costs_what_was_planned(sides, method, monkeypatch):
     monkeypatch.setattr(makers, "BEHIND", 1.0)  # no head is left out

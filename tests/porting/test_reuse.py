@@ -29,6 +29,8 @@ def test_permutations_fit_other_numbers_of_classes_but_not_other_models(tmp_path
         one.random(seed=0).save(folder / "permutation.safetensors")
         one.save(folder / "graph.json")
         assert (load_permutation(folder, other).fingerprint == other.fingerprint) is alike
+    with pytest.raises(rt.PermutationError, match=r"has no permutation; give a port that matched"):
+        load_permutation(tmp_path, seven)
     found = three.random(seed=0)
     found.save(tmp_path / "permutation.safetensors")
     alone = load_permutation(tmp_path / "permutation.safetensors", seven)

@@ -24,7 +24,7 @@ tags: [Grüße]
 ---
 # Käfer 🐞
 
-model = timm.create_model("local-dir:FOLDER", pretrained=True)
+model = timm.create_model("local-dir:./", pretrained=True)
 """
 LABELS = ("Äpfel", "a|b", "<b>🍒</b>")
 

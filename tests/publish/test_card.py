@@ -172,7 +172,7 @@ def test_the_body_describes_the_model_and_its_origin():
         "5,400 train",
         "ant, bee, Käfer",
         "hf-retarget port --data ada/insects",
-        'timm.create_model("local-dir:FOLDER", pretrained=True).eval()',
+        'timm.create_model("local-dir:./", pretrained=True).eval()',
     ):
         assert words in text, words
     assert "secret" not in text

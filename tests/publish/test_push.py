@@ -44,7 +44,7 @@ def test_the_card_names_the_repository(hub: Hub, push, folder: Path) -> None:
     card = repository.read("README.md", "v2").decode()
     assert 'timm.create_model("hf-hub:ada/birds@v2", pretrained=True)' in card
     assert "# Käfer 🐞" in card
-    assert "local-dir:FOLDER" in (folder / "README.md").read_text("utf-8"), "the card in the folder is not changed"
+    assert "local-dir:./" in (folder / "README.md").read_text("utf-8"), "the card in the folder is not changed"
     assert repository.paths() == [], "main is left alone"
 
 
