@@ -273,6 +273,9 @@ class PermutationGraph:
 
     def _check_sizes(self) -> None:
         """Raise ValueError for errors that would otherwise only show when the graph is used."""
+        named = {axis.tensor for group in self.groups for axis in group.axes} | self.parameters | {*self.tied.values()}
+        if unknown := named - self.layouts.keys():
+            raise ValueError(f"it has no layout of '{min(unknown)}'")
         known = {None, *self._by_name}
         for group in self.groups:
             if not known.issuperset(group.outer) or min(group.shape) < 1 or math.prod(group.shape) > _MOST:

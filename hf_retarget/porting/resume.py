@@ -72,6 +72,8 @@ class Workplace:
     lock: bool = True
     inputs: Sequence[Any] = ()
     """References the run reads; local ones are never overwritten."""
+    images: Sequence[Any] = ()
+    """Those to images, below which nothing is written: it would be read as images the next time."""
 
     @classmethod
     def at(cls, out: str | Path | None, **options: Any) -> Workplace:
@@ -197,6 +199,7 @@ class Workplace:
 
     def _check(self) -> None:
         unfinished, out = (self.hidden / _RUN).exists(), self.folder
+        refuse_inside(out, self.images)
         finished = self.resume and not unfinished and self._made_from() is not None  # `begin` checks the key
         if self.overwrite and (read := next((each for each in self.inputs if _is_within(each, out)), None)) is not None:
             raise PortError(f"'{out}' holds '{read}', which this run reads, so it is not replaced; name another folder")
@@ -269,6 +272,14 @@ def _is_within(reference: Any, folder: Path) -> bool:
         return False
     path = Path(str(reference).removeprefix("local-dir:").partition("*")[0]).expanduser()
     return path.exists() and path.resolve().is_relative_to(folder)
+
+
+def refuse_inside(out: Path, images: Sequence[Any]) -> None:
+    """Refuse an output folder inside a folder of images, where the next run would take it for images or a class."""
+    for each in images:
+        place = Path(each).expanduser() if isinstance(each, (str, Path)) and each != "" else None
+        if place is not None and place.is_dir() and out.is_relative_to(place.resolve()):
+            raise PortError(f"'{out}' is inside '{each}', whose images this run reads; name a folder outside")
 
 
 def _find_change(ours: Any, theirs: Any) -> str:
