@@ -114,6 +114,12 @@ class PermutationGraph:
     def _by_name(self) -> dict[str, Group]:
         return {group.name: group for group in self.groups}
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all parameters and persistent buffers, tied ones under each name."""
+        own = {name: layout.shape for name, layout in self.layouts.items()}
+        return own | {name: own[other] for name, other in self.tied.items()}
+
     def share(self, free_axes: int) -> float:
         """The share of parameters that lie on at least `free_axes` free axes."""
         total = lying = 0
@@ -226,7 +232,7 @@ class PermutationGraph:
             if index is None or tuple(index.shape) != group.shape:
                 found = "is missing" if index is None else f"has shape {list(index.shape)}"
                 raise PermutationError(f"the index of group '{group.name}' {found}; expected {list(group.shape)}")
-            if not bool((index.sort(-1).values == torch.arange(group.size)).all()):
+            if index.is_floating_point() or not bool((index.sort(-1).values == torch.arange(group.size)).all()):
                 raise PermutationError(
                     f"the index of group '{group.name}' is not a permutation of 0 … {group.size - 1}"
                 )

@@ -131,7 +131,7 @@ def load_graph(path: str | Path, model: nn.Module, example_input: Example) -> Pe
     """Read a graph from a file, which may be anybody's; raise PermutationError unless it keeps the model's function."""
     graph = PermutationGraph.load(path)
     problem = "it is the graph of another model"
-    if graph.layouts.keys() | graph.tied.keys() == model.state_dict().keys():
+    if graph.shapes.keys() == model.state_dict().keys():
         try:
             checked = verify(model, graph, example_input, controls=0)  # tensors that are pinned harm nobody
             problem = "" if checked.passed else checked.verdict

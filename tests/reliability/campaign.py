@@ -287,7 +287,7 @@ def end_by_signal(place: Place, moments: Iterable[float]) -> Tally:
     """SIGTERM and SIGINT at some moments: 143 and 130, nothing left in the temporary folder, and `--resume` goes on."""
     tally = Tally("SIGTERM and SIGINT at some moments, then `--resume`")
     temporary = place.root / "tmp"
-    for kind in ("port", "finetune"):
+    for kind in ("port", "finetune", "port-all"):
         place.reference(kind)
         for number, wanted in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
             for moment in moments:
@@ -300,7 +300,7 @@ def end_by_signal(place: Place, moments: Iterable[float]) -> Tally:
                 if ended.code is None:
                     ended.send(number)
                 code = ended.wait()
-                resumed = place.start(kind, "--resume")
+                resumed = place.resume(kind)
                 problem = None
                 if code not in (wanted, 0):
                     problem = f"exit code {code}: {ended.printed[1][-300:]}"
@@ -480,6 +480,36 @@ def fail_push(place: Place, every: int | None) -> Tally:
     return tally
 
 
+def kill_push(place: Place, every: int) -> Tally:
+    """A push is killed before every n-th call, also on the network: the repository is whole, empty or absent."""
+    tally = Tally(f"`push`, SIGKILL before {_which(every)}, then the same command again")
+    with serve_hub(place.root / "killed") as (endpoint, hub):
+        prepare = connect(endpoint, place.work)
+        words = ["push", str(place.root / "src-base"), "--quiet"]
+
+        def push(name: str, install: Callable[[], object]) -> Command:
+            return Trial([*words, f"ada/{name}"], place.work, lambda: (prepare(), install()))
+
+        place.clear()
+        log = place.root / "calls"
+        counted = push("counted", write_log(place.work, log, network=True).install)
+        assert counted.wait() == 0, counted.printed
+        calls, wanted = log.read_text().splitlines(), hub.repository("ada/counted").paths()
+        for number in range(1, len(calls) + 1, every):
+            place.clear()
+            name = f"killed-{number}"
+            killed = push(name, kill_before(place.work, number, network=True).install)
+            problem = None if killed.wait() in (-signal.SIGKILL, 0) else f"not killed: {killed.printed}"
+            there = hub.repository(f"ada/{name}").paths() if hub.has_repository(f"ada/{name}") else []
+            if there not in ([], wanted):
+                problem = problem or f"there are {there}"
+            again = push(name, lambda: None)
+            if again.wait() != 0 or hub.repository(f"ada/{name}").paths() != wanted:
+                problem = problem or f"pushed again, it ends with {again.code}: {again.printed[1][-300:]}"
+            tally.note(f"{calls[number - 1]}: {problem}" if problem else None)
+    return tally
+
+
 @contextmanager
 def serve_hub(root: Path) -> Iterator[tuple[str, Hub]]:
     """A loopback Hub in a process of its own, since this one forks; its address, and what it holds."""
@@ -518,6 +548,9 @@ def list_campaigns(place: Place, *, quick: bool, every: int) -> dict[str, Callab
     found: dict[str, Callable[[], Tally]] = {
         "kill-port": lambda: kill_everywhere(place, "port", 150 if quick else max(9, every)),
         "kill-finetune": lambda: kill_everywhere(place, "finetune", 110 if quick else max(5, every)),
+        "kill-streamed": lambda: kill_everywhere(place, "streamed", every),
+        "kill-all": lambda: kill_everywhere(place, "port-all", every),
+        "kill-push": lambda: kill_push(place, max(5, every)),
         "exchange": lambda: kill_exchange(place),
         "two": lambda: two_at_once(place, (0.5,) if quick else (0.0, 0.5, 1.0, 2.0)),
         "signals": lambda: end_by_signal(place, (0.6,) if quick else (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5)),
@@ -532,8 +565,7 @@ def list_campaigns(place: Place, *, quick: bool, every: int) -> dict[str, Callab
             found[name] = lambda kind=kind, flags=flags: cut_the_power(place, kind, chosen, *flags)
     if quick:
         for name in (
-            "kill-port",
-            "exchange",
+            *("kill-port", "kill-streamed", "kill-all", "kill-push", "exchange"),
             "fail-short",
             *(f"power-{each}" for each in ("short", "short-over", "finetune-over", "port-all")),
         ):
