@@ -127,7 +127,7 @@ def verify(
     return Verification(error, noise, tolerance, draws, found, time.perf_counter() - began)
 
 
-def load_graph(path: str | Path, model: nn.Module, example_input: Example) -> PermutationGraph:
+def load_graph(path: str | Path, model: nn.Module, example_input: Example | None = None) -> PermutationGraph:
     """Read a graph from a file, which may be anybody's; raise PermutationError unless it keeps the model's function."""
     graph = PermutationGraph.load(path)
     problem = "it is the graph of another model"
