@@ -208,7 +208,8 @@ class HubModel:
                 return Path(ask(lambda: download(self.repository, name)))
             except errors.LocalEntryNotFoundError as error:
                 answered = error.__cause__  # the client does not tell a refusal from a lost connection
-                if getattr(answered, "response", None) is not None or isinstance(answered, errors.FileMetadataError):
+                has_answer = getattr(answered, "response", None) is not None
+                if answered is not None and (has_answer or isinstance(answered, errors.FileMetadataError)):
                     raise answered from None
                 raise self._not_cached(f"'{name}' of '{self.repository}'") from error
 

@@ -452,7 +452,7 @@ def fail_push(place: Place, every: int | None) -> Tally:
     tally = Tally(f"`push`: {_which(every)} fails, once or from then on, then the same command again")
     source = place.root / "pushed"
     shutil.copytree(place.root / "src-base", source, dirs_exist_ok=True)
-    with serve_hub(place.root / "hub") as (endpoint, hub):
+    with serve_hub(place.root / "hub") as (endpoint, look):
         prepare = connect(endpoint, place.work)
 
         def push(name: str, install: Callable[[], object] = lambda: None) -> Command:
@@ -464,17 +464,17 @@ def fail_push(place: Place, every: int | None) -> Tally:
         counted = push("counted", write_log(place.work, log, network=True).install)
         assert counted.wait() == 0, counted.printed
         calls = log.read_text().splitlines()
-        wanted = hub.repository("ada/counted").paths()
+        wanted = look("ada/counted")
         for number, for_ever in _choose(calls, every):
             place.clear()
             name = f"birds-{number}-{int(for_ever)}"
             failing = push(name, fail_at(place.work, number, for_ever=for_ever, network=True).install)
             problem = judge_end(failing)
-            there = hub.repository(f"ada/{name}").paths() if hub.has_repository(f"ada/{name}") else []
+            there = look(f"ada/{name}")
             if there not in ([], wanted) or (failing.code == 0 and there != wanted):
                 problem = problem or f"exit code {failing.code}, and there are {there}"
             again = push(name)
-            if again.wait() != 0 or hub.repository(f"ada/{name}").paths() != wanted:
+            if again.wait() != 0 or look(f"ada/{name}") != wanted:
                 problem = problem or f"pushed again, it ends with {again.code}: {again.printed[1][-300:]}"
             tally.note(_about(calls[number - 1], number, for_ever, problem))
     return tally
@@ -483,7 +483,7 @@ def fail_push(place: Place, every: int | None) -> Tally:
 def kill_push(place: Place, every: int) -> Tally:
     """A push is killed before every n-th call, also on the network: the repository is whole, empty or absent."""
     tally = Tally(f"`push`, SIGKILL before {_which(every)}, then the same command again")
-    with serve_hub(place.root / "killed") as (endpoint, hub):
+    with serve_hub(place.root / "killed") as (endpoint, look):
         prepare = connect(endpoint, place.work)
         words = ["push", str(place.root / "src-base"), "--quiet"]
 
@@ -494,32 +494,37 @@ def kill_push(place: Place, every: int) -> Tally:
         log = place.root / "calls"
         counted = push("counted", write_log(place.work, log, network=True).install)
         assert counted.wait() == 0, counted.printed
-        calls, wanted = log.read_text().splitlines(), hub.repository("ada/counted").paths()
+        calls, wanted = log.read_text().splitlines(), look("ada/counted")
         for number in range(1, len(calls) + 1, every):
             place.clear()
             name = f"killed-{number}"
             killed = push(name, kill_before(place.work, number, network=True).install)
             problem = None if killed.wait() in (-signal.SIGKILL, 0) else f"not killed: {killed.printed}"
-            there = hub.repository(f"ada/{name}").paths() if hub.has_repository(f"ada/{name}") else []
+            there = look(f"ada/{name}")
             if there not in ([], wanted):
                 problem = problem or f"there are {there}"
             again = push(name, lambda: None)
-            if again.wait() != 0 or hub.repository(f"ada/{name}").paths() != wanted:
+            if again.wait() != 0 or look(f"ada/{name}") != wanted:
                 problem = problem or f"pushed again, it ends with {again.code}: {again.printed[1][-300:]}"
             tally.note(f"{calls[number - 1]}: {problem}" if problem else None)
     return tally
 
 
 @contextmanager
-def serve_hub(root: Path) -> Iterator[tuple[str, Hub]]:
-    """A loopback Hub in a process of its own, since this one forks; its address, and what it holds."""
+def serve_hub(root: Path) -> Iterator[tuple[str, Callable[[str], list[str]]]]:
+    """A loopback Hub in a process of its own, since this one forks; its address, and what is in a repository."""
+
+    def look(name: str) -> list[str]:
+        hub = Hub(root)  # one that was open would not see what the other process does
+        return hub.repository(name).paths() if hub.has_repository(name) else []
+
     command = [sys.executable, "-m", "loopback_hub", "--root", str(root)]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     environment["PYTHONPATH"] = str(HERE.parent)
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         address = next(match[1] for line in server.stdout or () if (match := re.search(r"HF_ENDPOINT=(\S+)", line)))
-        yield address, Hub(root)
+        yield address, look
     finally:
         server.terminate()
         server.wait()
