@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -103,14 +102,24 @@ class Made:
         return {path: path.read_text(encoding="utf-8") for path in self.files if path.suffix in kinds}
 
 
-@pytest.fixture(scope="module")
-def made(machine: Machine) -> Iterator[Made]:
-    yield Made(machine)
-    shutil.rmtree(machine.work)
-    machine.work.mkdir()
+@pytest.mark.timeout(900)
+def test_all_that_is_written_and_printed(machine: Machine, tmp_path: Path):
+    """One test, since its commands take half a minute."""
+    try:
+        made = Made(machine)
+        check_secrets(made)
+        check_escapes(made)
+        check_markup(made)
+        if PROGRAM is not None:  # Debian: apt install chromium
+            check_pages(made, tmp_path)
+    finally:
+        for folder in (machine.work, machine.root / "elsewhere"):
+            shutil.rmtree(folder)
+            folder.mkdir()
 
 
-def test_no_token_and_no_path_is_written(made: Made):
+def check_secrets(made: Made) -> None:
+    """No file has the token or a path of the machine, and no message the token."""
     assert {path.suffix for path in made.files} >= {".json", ".md", ".html", ".png", ".csv", ".yaml", ".safetensors"}
     for path in made.files:
         content = path.read_bytes()
@@ -119,7 +128,8 @@ def test_no_token_and_no_path_is_written(made: Made):
     assert not any(TOKEN in text for text in made.printed)
 
 
-def test_no_escape_and_no_mark_that_turns_the_direction_is_written_or_printed(made: Made):
+def check_escapes(made: Made) -> None:
+    """No text has a control character or a mark that turns the direction."""
     for path, text in made.texts.items():
         found = CONTROL.search(text)
         assert found is None, f"{found[0]!a} in {path.name}: {text[max(0, found.start() - 80) : found.end() + 40]!a}"
@@ -140,7 +150,8 @@ class Reader(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-def test_no_markup_of_a_name_is_an_element(made: Made):
+def check_markup(made: Made) -> None:
+    """Names are text, never elements or attributes."""
     pages = [path for path in made.texts if path.suffix in (".html", ".svg", ".md")]
     assert len(pages) > 20
     for path in pages:
@@ -160,8 +171,8 @@ def test_no_markup_of_a_name_is_an_element(made: Made):
         assert json.loads((made.machine.work / name).read_text())
 
 
-@pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium (Debian: apt install chromium)")
-def test_pages_run_no_code_of_a_name_in_a_browser(made: Made, tmp_path: Path):
+def check_pages(made: Made, tmp_path: Path) -> None:
+    """In a real browser, no page runs what a name says, complains, or asks for anything."""
     pages = [path for path in made.files if path.suffix in (".html", ".svg")]
     assert {path.name for path in pages} >= {"report.html", "plane.html", "compared.html", "graph.html", "graph.svg"}
     with browse(tmp_path) as browser:
