@@ -7,6 +7,7 @@ as long as the Hub asks for, and forever for an answer. `ask` retries every call
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -36,6 +37,13 @@ _ATTEMPTS = 6
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
 _CONNECT, _ANSWER = 10.0, 30.0  # timeouts in seconds where the client has none
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
+_NEXT = {
+    401: "log in again (hf auth login)",
+    404: "is the name right?",
+    413: "it takes no files of this size",
+    507: "there is no room left for this account",
+}
+"""What to do about other answers of the Hub; else, to try again later."""
 _LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -168,7 +176,7 @@ def _name_status(status: int) -> str:
 
 def _retry_after(response: Any) -> float:
     text = "" if response is None else response.headers.get("Retry-After", "").strip()
-    return float(text) if text.isdigit() else 0.0
+    return float(text) if text.isdecimal() else 0.0
 
 
 # ---- verifying: the client stores a file under its hash without checking it
@@ -245,7 +253,7 @@ def is_trouble(error: BaseException) -> str | None:
         return _name_status(status) if status in _BUSY else None
     if isinstance(cause, HTTPError):  # without a response
         return f"no connection ({one_line(cause)})"
-    return None
+    return "a file has another size than announced" if "Consistency check failed" in str(cause) else None
 
 
 def find_cause(error: BaseException) -> BaseException:
@@ -293,7 +301,13 @@ def explain(error: BaseException, repository: str, revision: str | None = None, 
         return f"the Hub could not be reached for '{repository}': {reason}; try again later"
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
-        return f"the Hub answered {status} for '{repository}': {_message(cause)}; is the name right?"
+        advice = _NEXT.get(status, "try again later")
+        return f"the Hub answered {status} for '{repository}': {_message(cause)}; {advice}"
+    if isinstance(cause, json.JSONDecodeError | errors.FileMetadataError):
+        return (
+            f"what answers about '{repository}' is not the Hub; if this network asks you to log in, do so in a "
+            "browser, and see that HF_ENDPOINT is right"
+        )
     return None
 
 

@@ -8,12 +8,13 @@ import sys
 
 import pytest
 import torch
+from faults.limits import limited
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hf_retarget.data import Preprocess, load_data
 from hf_retarget.errors import DataError, ModelError
-from hf_retarget.evaluation.scorer import Scorer, score_model
+from hf_retarget.evaluation.scorer import Scorer, score_model, score_outputs
 from hf_retarget.recipe.options import DataOptions, PortOptions
 from hf_retarget.run import Run
 
@@ -48,6 +49,24 @@ def test_few_classes_have_no_top5_and_absent_ones_no_accuracy():
     score = score_model(nn.Identity(), [(torch.eye(5)[:3], torch.tensor([0, 2, 2]))], 5)
     assert score.top5 is None
     assert score.per_class == (1.0, None, 1 / 2, None, None)
+
+
+def test_many_classes_have_no_table_of_confusions():
+    """It would have 60,000² entries."""
+    outputs, labels = torch.zeros(8, 60_000), torch.arange(8) * 7000
+    outputs[torch.arange(8), labels] = 1.0
+    with limited(memory=1 << 30):
+        score = score_outputs(outputs, labels)
+    assert (score.top1, score.confusion, len(score.per_class)) == (1.0, (), 60_000)
+
+
+def test_outputs_of_many_images_are_scored_as_those_of_few():
+    (outputs, labels), *_ = batches((3000,), 7)
+    outputs = outputs @ torch.randn(4, 7)
+    score = score_outputs(outputs, labels)
+    whole = score_model(nn.Identity(), [(outputs, labels)], 7)
+    assert (score.top1, score.top5, score.confusion) == (whole.top1, whole.top5, whole.confusion)
+    assert score.loss == pytest.approx(whole.loss, rel=1e-6)
 
 
 def test_equal_scores_predict_the_first_class():

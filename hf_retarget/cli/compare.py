@@ -12,6 +12,7 @@ import click
 
 from hf_retarget.cli.options import debug_option
 from hf_retarget.cli.show import check_target, echo, echo_json, print_table, write_file
+from hf_retarget.untrusted import plain
 
 _EXAMPLE = """\b
 Examples:
@@ -76,5 +77,6 @@ def compare(
 
 
 def _as_text(row: Iterable[Any]) -> list[Any]:
-    """Keep spreadsheets from reading names in ports of strangers as formulas."""
-    return [f"'{each}" if isinstance(each, str) and each[:1] in ("=", "+", "-", "@") else each for each in row]
+    """Keep spreadsheets and terminals from reading names in ports of strangers as formulas and commands."""
+    texts = [plain(each) if isinstance(each, str) else each for each in row]
+    return [f"'{each}" if isinstance(each, str) and each[:1] in ("=", "+", "-", "@") else each for each in texts]

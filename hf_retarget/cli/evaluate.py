@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,6 +107,6 @@ def _print(scored: Evaluation, everything: bool) -> None:
 
 def rank_classes(scored: Evaluation) -> list[Row]:
     """Name, number of images and accuracy of each class with images, worst first."""
-    found = scored.score
+    found, sizes = scored.score, Counter(scored.score.labels)
     ranked = sorted((accuracy, number) for number, accuracy in enumerate(found.per_class) if accuracy is not None)
-    return [(scored.name(number), f"{sum(found.confusion[number]):,}", f"{value:.1%}") for value, number in ranked]
+    return [(scored.name(number), f"{sizes[number]:,}", f"{value:.1%}") for value, number in ranked]

@@ -43,8 +43,10 @@ def number_labels(splits: Mapping[str, Rows]) -> tuple[Names | None, dict[str, T
 def infer_classes(names: Names | None, numbers: Mapping[str, Tensor]) -> int:
     """The number of classes: of names or, without names, of numbers up to the highest label."""
     count = len(names) if names else max((int(each.max()) + 1 for each in numbers.values() if len(each)), default=0)
-    if count > MAX_CLASSES:
-        raise DataError(f"there are {count:,} classes, and at most {MAX_CLASSES:,} are accepted; are these labels?")
+    images = sum(map(len, numbers.values()))
+    if count > MAX_CLASSES or (names is None and count > max(1024, 16 * images)):
+        most = f", and at most {MAX_CLASSES:,} are accepted" if count > MAX_CLASSES else f" for {images:,} images"
+        raise DataError(f"there are {count:,} classes{most}; are these labels? They are names, or numbers from 0")
     return count
 
 

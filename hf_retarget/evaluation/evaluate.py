@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +55,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values."""
-        found = self.score
+        found, sizes = self.score, Counter(self.score.labels)
         return {
             "format": FORMAT,
             "model": self.model,
@@ -66,8 +67,8 @@ class Evaluation:
             "top5": found.top5,
             "loss": found.loss,
             "classes": [
-                {"name": self.name(number), "images": sum(row), "accuracy": accuracy}
-                for number, (row, accuracy) in enumerate(zip(found.confusion, found.per_class, strict=True))
+                {"name": self.name(number), "images": sizes[number], "accuracy": accuracy}
+                for number, accuracy in enumerate(found.per_class)
             ],
             "confusion": [list(row) for row in found.confusion],
             "notes": list(self.notes),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from hf_retarget.data import Split
 from hf_retarget.errors import ModelError
-from hf_retarget.evaluation.scorer import Score, Scorer, score_outputs
+from hf_retarget.evaluation.scorer import ROWS, Score, Scorer, score_outputs, sum_losses
 
 HEAD_IMAGES = 2_000
 """Maximum number of images to fit a head on: more change only the second decimal, at the price of forward passes."""
@@ -110,7 +110,7 @@ def fit_head(
     ridge = Ridge(features, centred=layer.bias is not None)
     judged, other = images[0], None
     if chosen_by is not None:
-        judged, other = chosen_by, scorer.answer(chosen_by, layer)[1][chosen_by.readable].double()
+        judged, other = chosen_by, scorer.answer(chosen_by, layer)[1][chosen_by.readable]
     labels = judged.targets[judged.readable]
     best: Fitted | None = None
     for kind, shares in targets.items():
@@ -118,11 +118,11 @@ def fit_head(
         for strength in STRENGTHS:
             weight, bias = ridge.solve(wanted, strength)
             if other is not None:
-                found = other @ weight.T + bias
+                found = torch.cat([torch.addmm(bias, rows.double(), weight.T).float() for rows in other.split(ROWS)])
             else:
-                found = ridge.leave_one_out(wanted, strength)[: len(labels)]
-            scale = min(SCALES, key=lambda each: float(cross_entropy(each * found, labels)))
-            score = score_outputs((scale * found).float(), labels)
+                found = ridge.leave_one_out(wanted, strength)[: len(labels)].float()
+            scale = min(SCALES, key=lambda each: fsum(sum_losses(found, labels, each)))
+            score = score_outputs(found.mul_(scale), labels)
             if best is None or (score.top1, -score.loss) > (best.score.top1, -best.score.loss):
                 tensors = {f"{name}.weight": (scale * weight).float().reshape(layer.weight.shape)}
                 if layer.bias is not None:

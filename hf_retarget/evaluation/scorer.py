@@ -21,6 +21,11 @@ from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
 from hf_retarget.run import Run
 
+MOST_CONFUSED = 1024
+"""Maximum number of classes for a confusion matrix, whose size is the square."""
+ROWS = 1024
+"""Outputs are looked at so many rows at a time, as that takes several copies of them."""
+
 Tensors = Mapping[str, Tensor]
 
 
@@ -36,7 +41,7 @@ class Score:
     per_class: tuple[float | None, ...]
     """The accuracy on each class, None for classes without images."""
     confusion: tuple[tuple[int, ...], ...]
-    """One row per true class: how often each class was predicted."""
+    """One row per true class: how often each class was predicted. Empty above `MOST_CONFUSED` classes."""
     predictions: tuple[int, ...]
     """The predicted class of each image, in the order of the batches."""
     labels: tuple[int, ...] = ()
@@ -223,16 +228,18 @@ def score_model(
 
 
 def _score(labels: Tensor, ranked: Tensor, losses: list[float], classes: int) -> Score:
-    predicted = ranked[:, 0]
-    confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
-    sizes, hits = confusion.sum(1).tolist(), confusion.diagonal().tolist()
+    predicted, table = ranked[:, 0], list[list[int]]()
+    sizes = torch.bincount(labels, minlength=classes).tolist()
+    hits = torch.bincount(labels[labels == predicted], minlength=classes).tolist()
+    if classes <= MOST_CONFUSED:
+        table = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes).tolist()
     return Score(
         loss=math.fsum(losses) / len(labels),
         top1=sum(hits) / len(labels),
         top5=int((ranked == labels[:, None]).sum()) / len(labels) if classes > 5 else None,
         count=len(labels),
         per_class=tuple(hit / size if size else None for hit, size in zip(hits, sizes, strict=True)),
-        confusion=tuple(map(tuple, confusion.tolist())),
+        confusion=tuple(map(tuple, table)),
         predictions=tuple(predicted.tolist()),
         labels=tuple(labels.tolist()),
     )
@@ -245,8 +252,14 @@ def score_outputs(outputs: Tensor, labels: Tensor) -> Score:
         >>> score_outputs(torch.eye(3), torch.tensor([0, 1, 1])).right
         (True, True, False)
     """
-    loss = cross_entropy(outputs, labels, reduction="sum")
-    return _score(labels, _best(outputs, outputs.shape[1]), [float(loss)], outputs.shape[1])
+    ranked = torch.cat([_best(each, outputs.shape[1]) for each in outputs.split(ROWS)])
+    return _score(labels, ranked, sum_losses(outputs, labels), outputs.shape[1])
+
+
+def sum_losses(outputs: Tensor, labels: Tensor, scale: float = 1.0) -> list[float]:
+    """The cross-entropy of scaled outputs, one sum for each `ROWS` rows."""
+    parts = zip(outputs.split(ROWS), labels.split(ROWS), strict=True)
+    return [float(cross_entropy(scale * rows, own, reduction="sum")) for rows, own in parts]
 
 
 def _best(output: Tensor, classes: int) -> Tensor:

@@ -9,3 +9,4 @@ from hf_retarget.graph.permutation_graph import (
     load_permutation,
     pin_tables,
 )
+from hf_retarget.graph.verify import load_graph

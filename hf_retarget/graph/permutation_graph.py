@@ -114,6 +114,12 @@ class PermutationGraph:
     def _by_name(self) -> dict[str, Group]:
         return {group.name: group for group in self.groups}
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all parameters and persistent buffers, tied ones under each name."""
+        own = {name: layout.shape for name, layout in self.layouts.items()}
+        return own | {name: own[other] for name, other in self.tied.items()}
+
     def share(self, free_axes: int) -> float:
         """The share of parameters that lie on at least `free_axes` free axes."""
         total = lying = 0
@@ -226,7 +232,7 @@ class PermutationGraph:
             if index is None or tuple(index.shape) != group.shape:
                 found = "is missing" if index is None else f"has shape {list(index.shape)}"
                 raise PermutationError(f"the index of group '{group.name}' {found}; expected {list(group.shape)}")
-            if not bool((index.sort(-1).values == torch.arange(group.size)).all()):
+            if index.is_floating_point() or not bool((index.sort(-1).values == torch.arange(group.size)).all()):
                 raise PermutationError(
                     f"the index of group '{group.name}' is not a permutation of 0 … {group.size - 1}"
                 )
@@ -273,6 +279,9 @@ class PermutationGraph:
 
     def _check_sizes(self) -> None:
         """Raise ValueError for errors that would otherwise only show when the graph is used."""
+        named = {axis.tensor for group in self.groups for axis in group.axes} | self.parameters | {*self.tied.values()}
+        if unknown := named - self.layouts.keys():
+            raise ValueError(f"it has no layout of '{min(unknown)}'")
         known = {None, *self._by_name}
         for group in self.groups:
             if not known.issuperset(group.outer) or min(group.shape) < 1 or math.prod(group.shape) > _MOST:

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hf_retarget.errors import PermutationError, TraceError
+from hf_retarget.errors import PermutationError, TensorMismatchError, TraceError
 from hf_retarget.files import hash_file, load_record, save_record
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import Group, PermutationGraph
@@ -137,6 +137,21 @@ def verify(
     threshold = _EFFECT * max(error, noise, _ULP)
     found = tuple(_control(graph, probe, group, threshold) for group in _choose(graph, controls))
     return Verification(error, noise, tolerance, draws, found, time.perf_counter() - began)
+
+
+def load_graph(path: str | Path, model: nn.Module, example_input: Example | None = None) -> PermutationGraph:
+    """Read a graph from a file, which may be anybody's; raise PermutationError unless it keeps the model's function."""
+    graph = PermutationGraph.load(path)
+    problem = "it is the graph of another model"
+    if graph.shapes.keys() == model.state_dict().keys():
+        try:
+            checked = verify(model, graph, example_input, controls=0)  # tensors that are pinned harm nobody
+            problem = "" if checked.passed else checked.verdict
+        except TensorMismatchError as error:
+            problem = str(error)
+    if problem:
+        raise PermutationError(f"'{path}' cannot be used with this {type(model).__name__}: {problem}")
+    return graph
 
 
 # ---------------------------------------------------------------------- running the model

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from hf_retarget.data import Split, check_classes, choose_preprocess, load_data
@@ -17,7 +18,7 @@ from hf_retarget.errors import DataError, FinishedError, ModelError, NotFiniteEr
 from hf_retarget.evaluation.evaluate import check_split
 from hf_retarget.evaluation.scorer import Scorer
 from hf_retarget.files import hash_tensors
-from hf_retarget.graph import Permutation, PermutationGraph, load_permutation
+from hf_retarget.graph import Permutation, PermutationGraph, load_graph, load_permutation
 from hf_retarget.landscape.geometry import Basis, Grid, Shares, lay_grids, mix, span
 from hf_retarget.landscape.result import Figures, PlaneFolder, PlaneResult, find_barrier
 from hf_retarget.matching.methods import match
@@ -25,7 +26,7 @@ from hf_retarget.models import Checkpoint, Reference, check_alike, load_checkpoi
 from hf_retarget.models.classifier import check_shapes
 from hf_retarget.names import PERMUTATION, PLANE, REPORT
 from hf_retarget.porting.inputs import trace_model
-from hf_retarget.porting.resume import PlaceArguments
+from hf_retarget.porting.resume import PlaceArguments, refuse_inside
 from hf_retarget.publish.contents import shorten_all
 from hf_retarget.recipe import Recipe, finish_recipe
 from hf_retarget.report.plane import show_in_report
@@ -94,6 +95,8 @@ def plane(
             raise RetargetError(f"there is no {REPORT} in '{report}'; --report takes the folder of a port")
         out = page.parent / "plane" if out is None else out
     folder = PlaneFolder.at(out, **pick(options, PlaceArguments)) if out is not None else None
+    if folder is not None:
+        refuse_inside(folder.path.resolve(), (chosen.data.reference,))
     _ = run.accelerator  # before the lock, which only the main process holds
     with ExitStack() as stack:
         if folder is not None:
@@ -164,9 +167,11 @@ def _permute(
         return list(weights.values()), {}
     progress, permuted = scorer.run.progress, {}
     with doing_now(progress, "tracing the model"):
-        if not isinstance(graph, PermutationGraph):
-            size = scorer.data.test.preprocess.input_size
-            graph = PermutationGraph.load(graph) if graph is not None else trace_model(scorer.model, size).graph
+        size = scorer.data.test.preprocess.input_size
+        if graph is None:
+            graph = trace_model(scorer.model, size).graph
+        elif not isinstance(graph, PermutationGraph):
+            graph = load_graph(graph, scorer.model, torch.zeros(1, *size))
     parameters = [name for name, _ in scorer.model.named_parameters()]
     reference = {each: weights[first][each] for each in parameters}
     for name in (each for each in weights if each in wanted):

@@ -16,7 +16,7 @@ from hf_retarget.landscape.geometry import Shares
 from hf_retarget.names import PLANE
 from hf_retarget.porting.resume import find_change
 from hf_retarget.report.plane import draw_plane, draw_plane_page
-from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, read_json
+from hf_retarget.untrusted import MAX_DOCUMENT_BYTES, parse_json, plain, read_json
 
 _POINTS = "points.json"
 _FILES = {PLANE, "plane.csv", "plane.png", "plane.svg", "plane.html", _POINTS}
@@ -181,7 +181,7 @@ def write_table(figures: Mapping[str, Any]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [model["name"] for model in figures["models"]]
+    names = [plain(model["name"]) for model in figures["models"]]
     writer.writerow(["model", "x", "y", *(f"share of {name}" for name in names), "loss", "top1", "top5"])
     for place, point in enumerate(figures["points"]):
         scores = (point[name] for name in ("loss", "top1", "top5"))

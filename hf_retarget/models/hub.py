@@ -207,6 +207,10 @@ class HubModel:
             try:
                 return Path(ask(lambda: download(self.repository, name)))
             except errors.LocalEntryNotFoundError as error:
+                answered = error.__cause__  # the client does not tell a refusal from a lost connection
+                has_answer = getattr(answered, "response", None) is not None
+                if answered is not None and (has_answer or isinstance(answered, errors.FileMetadataError)):
+                    raise answered from None
                 raise self._not_cached(f"'{name}' of '{self.repository}'") from error
 
     def fetch_weights(self, allow_pickle: bool) -> None:

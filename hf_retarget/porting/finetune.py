@@ -90,7 +90,8 @@ def finetune(
     head = options.get("head", "auto")
     check_head(head)
     read = (model, chosen.data.reference, options.get("teacher"))
-    run, place = Run(**pick(options, Run)), Workplace.at(out, inputs=read, **pick(options, PlaceArguments))
+    run, pictures = Run(**pick(options, Run)), (chosen.data.reference,)
+    place = Workplace.at(out, inputs=read, images=pictures, **pick(options, PlaceArguments))
     _ = run.accelerator  # before the lock, which only the main process holds
     with place.held():
         with run.stage("loading", "loading the model"):

@@ -84,7 +84,8 @@ def port(
     chosen = given.complete(chosen)
     _ = run.accelerator  # before the lock, which only the main process holds
     read = (src_base, src_ft, new_base, chosen.data.reference, *vars(given).values())
-    place = port_place(out, inputs=read, **pick(options, PlaceArguments))
+    pictures = (chosen.data.reference, given.also_data)
+    place = port_place(out, inputs=read, images=pictures, **pick(options, PlaceArguments))
     if chosen.data.reference == NO_DATA and isinstance(images, str):
         return port_streamed((src_base, src_ft, new_base), chosen, run, given, place, options.get("dtype"))
     with place.held():

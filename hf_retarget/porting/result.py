@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hf_retarget.adapters.writing import Adapter, compose_adapter
 from hf_retarget.advice import KEEP, advise, choose_action
-from hf_retarget.contenders import AFTER, BESIDE, PORT
+from hf_retarget.contenders import BESIDE
 from hf_retarget.data import ImageData, Split
 from hf_retarget.data.batches import derive_seed
 from hf_retarget.document import (
@@ -311,13 +311,12 @@ def hide_paths(document: PortDocument) -> PortDocument:
 
 def _describe_entry(entry: Entry, contest: Contest) -> ContenderFigures:
     made, tuned = entry.made, contest.original
-    in_detail = entry.role in (PORT, AFTER) or entry.contender.is_alternative
     return ContenderFigures(
         name=entry.contender.name,
         role=entry.role,
         gradients=made.gradients,
         validation=made.validation.top1,
-        test=_describe_score(entry.test, in_detail),
+        test=_describe_score(entry.test, entry is contest.result),
         forwards=_count_forwards(entry, contest),
         detail=made.detail,
         also=_describe_score(entry.also, False) if entry.also else None,

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pydantic import TypeAdapter
+
 from hf_retarget.document import StepFigures
 from hf_retarget.errors import FinishedError, PortError, RetargetError
 from hf_retarget.files import (
@@ -72,6 +74,8 @@ class Workplace:
     lock: bool = True
     inputs: Sequence[Any] = ()
     """References the run reads; local ones are never overwritten."""
+    images: Sequence[Any] = ()
+    """Those to images, below which nothing is written: it would be read as images the next time."""
 
     @classmethod
     def at(cls, out: str | Path | None, **options: Any) -> Workplace:
@@ -197,6 +201,7 @@ class Workplace:
 
     def _check(self) -> None:
         unfinished, out = (self.hidden / _RUN).exists(), self.folder
+        refuse_inside(out, self.images)
         finished = self.resume and not unfinished and self._made_from() is not None  # `begin` checks the key
         if self.overwrite and (read := next((each for each in self.inputs if _is_within(each, out)), None)) is not None:
             raise PortError(f"'{out}' holds '{read}', which this run reads, so it is not replaced; name another folder")
@@ -270,6 +275,14 @@ def _is_within(reference: Any, folder: Path) -> bool:
         return False
     path = Path(str(reference).removeprefix("local-dir:").partition("*")[0]).expanduser()
     return path.exists() and path.resolve().is_relative_to(folder)
+
+
+def refuse_inside(out: Path, images: Sequence[Any]) -> None:
+    """Refuse an output folder inside a folder of images, where the next run would take it for images or a class."""
+    for each in images:
+        place = Path(each).expanduser() if isinstance(each, (str, Path)) and each != "" else None
+        if place is not None and place.is_dir() and out.is_relative_to(place.resolve()):
+            raise PortError(f"'{out}' is inside '{each}', whose images this run reads; name a folder outside")
 
 
 def find_change(ours: Any, theirs: Any) -> str:
@@ -355,7 +368,7 @@ class StepDiary:
         if self._progress.exists():
             try:
                 found = self._read()
-            except (OSError, ValueError, KeyError, TypeError, RuntimeError, RetargetError) as error:
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, RetargetError) as error:
                 self.run.progress.say(f"the state in '{self.folder}' is damaged ({error}); the steps are recomputed")
         self.run.accelerator.wait_for_everyone()  # every process reads before the main one writes
         return found
@@ -385,9 +398,15 @@ class StepDiary:
 
         facts, tracks = load_record(self._progress), {}
         for name, track in facts["tracks"].items():
-            steps = [StepFigures(**each | {"objectives": tuple(each["objectives"])}) for each in track["steps"]]
+            steps = TypeAdapter(list[StepFigures]).validate_json(json.dumps(track["steps"]), strict=True)
+            if [each.step for each in steps] != list(range(1, len(steps) + 1)) or not 1 <= track["best"] <= len(steps):
+                raise ValueError(f"the steps of '{name}' are not in order")
             tracks[name] = Track(steps, self._read_best(name, track["best"]))
-        return State.load(self._state(facts["step"]), self.graph), tracks
+        state = State.load(self._state(facts["step"]), self.graph)
+        if state.step != max(len(each.steps) for each in tracks.values()):
+            raise ValueError(f"step {state.step} is not the last one")
+        self._check(state.weights, state.permutation)
+        return state, tracks
 
     def _read_best(self, name: str, step: int) -> BestStep:
         from hf_retarget.graph import Permutation
@@ -396,7 +415,20 @@ class StepDiary:
         indices = {group.name: tensors[_PERMUTATION + group.name] for group in self.graph.groups}
         weights = {name: tensors[_WEIGHTS + name] for name in about["order"]}
         permutation = Permutation(self.graph.fingerprint, indices)
+        self._check(weights, permutation)
+        if not self.graph.parameters <= weights.keys() or not isinstance(about["batchnorm"], dict):
+            raise ValueError(f"the best step of '{name}' is not whole")
         return BestStep(step, weights, permutation, about["batchnorm"], about.get("fit", {}))
+
+    def _check(self, weights: Mapping[str, Tensor], permutation: Permutation) -> None:
+        """Raise an error for what no step leaves behind, even if its checksum fits."""
+        from hf_retarget.models.weights import find_not_finite
+
+        self.graph.apply(permutation, {})
+        known = self.graph.shapes
+        wrong = next((name for name, each in weights.items() if known.get(name, each.shape) != each.shape), None)
+        if wrong or (wrong := find_not_finite(weights)):
+            raise ValueError(f"'{wrong}' has another shape, or is not finite")
 
     def _write_best(self, name: str, best: BestStep) -> None:
         tensors = {_WEIGHTS + each: tensor for each, tensor in best.weights.items()}

@@ -19,6 +19,7 @@ from hf_retarget.document import PortDocument
 from hf_retarget.names import SIDES
 from hf_retarget.publish.contents import shorten_all, shorten_command
 from hf_retarget.recipe import Recipe
+from hf_retarget.untrusted import plain
 from hf_retarget.words import number, percent
 
 Document = Mapping[str, Any]
@@ -202,7 +203,7 @@ def escape(text: object) -> str:
         >>> print(escape("a|b <script> *Käfer* 🐞"))
         a\\|b &lt;script&gt; \\*Käfer\\* 🐞
     """
-    words = " ".join(str(text).split())
+    words = plain(" ".join(str(text).split()))
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", html.escape(words, quote=False))
 
 
@@ -215,7 +216,7 @@ def fence(text: str, language: str = "") -> str:
     """
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     marks = "`" * max(3, longest + 1)
-    return f"{marks}{language}\n{text.rstrip(chr(10))}\n{marks}\n"
+    return f"{marks}{language}\n{plain(text).rstrip(chr(10))}\n{marks}\n"
 
 
 def _render(rows: Rows, *, data: Document, recipe: Document, command: str, example: str, **values: Any) -> str:

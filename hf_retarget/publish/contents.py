@@ -142,8 +142,8 @@ def shorten_command(command: str) -> str:
     """Shorten the absolute paths in a command line.
 
     Example:
-        >>> shorten_command("hf-retarget port --data '/home/ada/my photos' --src-base=/old --steps 3")
-        "hf-retarget port --data 'my photos' --src-base=old --steps 3"
+        >>> shorten_command("hf-retarget plane a=/old --data '/home/ada/my photos' --out=/plane --grid 3")
+        "hf-retarget plane a=old --data 'my photos' --out=plane --grid 3"
     """
     try:
         words = shlex.split(command)
@@ -155,7 +155,7 @@ def shorten_command(command: str) -> str:
 
 def _shorten_word(word: str) -> str:
     name, equals, value = word.partition("=")
-    return name + equals + shorten_path(value) if equals and name.startswith("-") else shorten_path(word)
+    return name + equals + shorten_path(value) if equals and "/" not in name else shorten_path(word)
 
 
 def shorten_all(value: Any) -> Any:

@@ -210,7 +210,10 @@ class _Push:
         try:
             ask(self.look)
         except RepositoryNotFoundError:
-            ask(lambda: self.api.create_repo(name, private=private or None, exist_ok=True))
+            try:
+                ask(lambda: self.api.create_repo(name, private=private or None, exist_ok=True))
+            except KeyError as error:  # 409 without the address of a repository that is there
+                raise PublishError(f"the Hub does not make '{name}' now (409); try again later") from error
         except RevisionNotFoundError:
             pass
         else:

@@ -76,6 +76,8 @@ class Field:
             if self.type in (str, tuple) and not self.choices and value is not None:
                 hint = "; put it in quotes" if self.type is str else "; put each in quotes"
             raise RecipeError(f"{self.key} is {value!r:.200}, but must be {self.words}{hint}") from None
+        if isinstance(read, str | tuple) and any("\0" in each for each in read):
+            raise RecipeError(f"{self.key} is {read!r:.200}, and holds a zero byte, which no name has")
         return read
 
     def parse(self, text: str) -> Any:

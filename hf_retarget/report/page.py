@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_retarget.contenders import contenders
+from hf_retarget.untrusted import CONTROL
 from hf_retarget.words import duration, number, percent, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 # XML forbids most control characters even when escaped, but labels may contain them.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_FORBIDDEN = re.compile(f"{CONTROL.pattern}|[\ufffe\uffff]")
 
 
 def render(template: str, /, **values: Any) -> str:
@@ -44,7 +44,7 @@ def _environment() -> Environment:
 
 
 def clean(text: str, longest: int | None = None) -> str:
-    """Remove control characters from a text, and shorten it in the middle if it is too long.
+    """Remove control characters and direction marks from a text, and shorten it in the middle if it is too long.
 
     Example:
         >>> clean("a very long name", longest=9)

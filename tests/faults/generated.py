@@ -95,6 +95,8 @@ def rows() -> Iterator[Row]:
     for field in fields():
         for name, (kind, text) in VALUES.items():
             make = partial(_show, field, text)
-            alone = accepts(field, kind, text) and field.name not in ("rank", "energy")  # these need save_as
+            alone = accepts(field, kind, text) and (
+                kind is None or field.name not in ("rank", "energy")
+            )  # need save_as
             says = () if alone else (_SHOWN.get(name, field.name),)
             yield Row("recipe fields", f"{field.key} is {name}", make, says, 0 if alone else 1)

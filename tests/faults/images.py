@@ -177,6 +177,7 @@ LABELS: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] = [
     ("fractions", _labels([0.5, 1.5] * 6), ("0.5",)),
     ("not numbers", _labels([float("nan"), 1.0] * 6), ("nan",)),
     ("a million", _labels([0, 10**6] * 6), ("65,536",)),
+    ("far apart", _labels([0, 60_000] * 6), ("60,001 classes for 12 images",)),
     ("beyond 64 bits", _labels([0, 2**64 - 1] * 6, pa.uint64()), ("label",)),
     ("beyond 63 bits of a decimal", _labels([0.0, 1e300] * 6), ("label",)),
     ("lists", _labels([[0], [1]] * 6), ("label",)),
@@ -215,6 +216,15 @@ REFERENCES = [
 ]  # fmt: skip
 
 
+def _below(out: str, command: str, bench: Bench, folder: Path) -> tuple[object, ...]:
+    _fill(folder / "data" / "train")
+    _fill(folder / "data" / "test", count=4)
+    data = ("--data", "data", *SMALL, "--out", out)
+    if command == "finetune":
+        return (command, bench.model, *data, "--steps", "1")
+    return (command, *(bench.trio() if command == "port" else ("--models", bench.model, bench.new)), *data)
+
+
 def _row(area: str, name: str, make: Any, says: tuple[str, ...], accepted: bool) -> Row:
     return Row(area, name, make, says, 0 if accepted else 1, ("out",) if accepted else ())
 
@@ -227,4 +237,9 @@ ROWS = [
         "images", "tests that are trained on", _as_test, ("16 of 16 test images are also training images",), 0, ("out",)
     ),
     *(Row("tables", f"reference, {name}", make, says) for name, make, says in REFERENCES),
+    *(
+        Row("images", f"{command} into {out}", partial(_below, out, command), ("whose images this run reads",))
+        for command in ("port", "finetune", "plane")
+        for out in ("data/out", "data/train/cat/out", "data/train/../train/out")
+    ),
 ]

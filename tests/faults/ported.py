@@ -216,7 +216,30 @@ GRAPHS: list[tuple[str, Change | str, tuple[str, ...]]] = [
     ("no groups", _gone("groups"), ("groups",)),
     ("parameters a number", _set("parameters", to=3), ("parameters",)),
     ("another format", _set("format", to="x"), ("format",)),
+    ("axes of another tensor", _set("groups", 0, "axes", 0, 0, to="nosuch"), ("no layout of 'nosuch'",)),
+    ("parameters of another model", _set("parameters", to=["nosuch"]), ("no layout of 'nosuch'",)),
+    (
+        "two tensors exchanged",
+        lambda graph: graph["layouts"].update({name: graph["layouts"][other] for name, other in _EXCHANGED}),
+        ("cannot be used",),
+    ),
+    ("a group that is free where it is tied", lambda graph: _untie(graph), ("does not preserve the function",)),
+    ("of another model", lambda graph: graph["layouts"].update(nosuch=graph["layouts"]["fc.bias"]), ("another model",)),
 ]
+
+
+_EXCHANGED = (("fc.weight", "conv1.0.weight"), ("conv1.0.weight", "fc.weight"))
+
+
+def _untie(graph: Any) -> None:
+    """Pin the axes of one tensor: sizes fit, but what is before it and after it no longer moves together."""
+    name = max(
+        graph["layouts"],
+        key=lambda each: sum(factor[3] is not None for _, factors in graph["layouts"][each][1] for factor in factors),
+    )
+    for _, factors in graph["layouts"][name][1]:
+        for factor in factors:
+            factor[3:] = [None, []]
 
 
 def _graph(change: Change | str, bench: Bench, folder: Path) -> tuple[object, ...]:
@@ -225,7 +248,8 @@ def _graph(change: Change | str, bench: Bench, folder: Path) -> tuple[object, ..
         path.write_text(change)
     else:
         rewrite(path, change)
-    return ("plane", bench.model, bench.tuned, *DATA, "--graph", path, "--permute", "match", "--out", "out", "-q")
+    data = (*DATA, "--grid", "2")
+    return ("plane", bench.model, bench.tuned, *data, "--graph", path, "--permute", "match", "--out", "out", "-q")
 
 
 # ---- trajectories
@@ -330,6 +354,92 @@ UNFINISHED: list[tuple[str, Callable[[Path], object], tuple[str, ...], int]] = [
 ]  # fmt: skip
 
 
+# ---- the same of a port
+
+
+def _unfinished_port(change: Callable[[Path], object], bench: Bench, folder: Path) -> tuple[object, ...]:
+    """A port of three steps that was killed after two."""
+    kept = bench.root / "honest" / "port" / ".out.work"
+    short = ("--method", "fgmt", "--steps", "3", *SHORT[2:])
+    port = ("port", *bench.trio(), *DATA, *(each for each in short if each != "-q"), "--out", "out")
+    if not kept.exists():
+        kept.parent.mkdir()
+        done = bench.run(port, kept.parent, dies=(".progress.json", 2))
+        assert done["code"] == -9, done
+    shutil.copytree(kept, folder / ".out.work")
+    change(folder / ".out.work")
+    return (*port, "--resume")
+
+
+def _record(change: Callable[[Any], object]) -> Callable[[Path], object]:
+    """Change the record of the steps, with a checksum that fits."""
+
+    def make(work: Path) -> None:
+        from hf_retarget.files import load_record, save_record
+
+        path = next(work.glob("*.progress.json"))
+        facts = load_record(path)
+        change(facts)
+        save_record(path, facts)
+
+    return make
+
+
+def _kept(pattern: str, change: Callable[[dict[str, Any], Any], object]) -> Callable[[Path], object]:
+    """Change the tensors and facts of a file, with a checksum that fits."""
+
+    def make(work: Path) -> None:
+        from hf_retarget.files import load_tensors, save_tensors
+
+        path = next(work.glob(pattern))
+        tensors, facts = load_tensors(path)
+        change(tensors, facts)
+        save_tensors(path, tensors, facts)
+
+    return make
+
+
+def _steps(facts: Any) -> Any:
+    return next(iter(facts["tracks"].values()))["steps"]
+
+
+def _track(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return _record(lambda facts: change(next(iter(facts["tracks"].values()))))
+
+
+def _every(prefix: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any], Any], object]:
+    return lambda tensors, _: tensors.update({k: change(v) for k, v in tensors.items() if k.startswith(prefix)})
+
+
+_BEST, _STATE = "*.best-*.safetensors", "*.state-*.safetensors"
+UNFINISHED_PORT: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] = [
+    ("as it was", lambda _: None, ("continuing the port after step 2 of 3",)),
+    ("no history", _record(lambda facts: _steps(facts).clear()), ("recomputed",)),
+    ("a shorter history", _record(lambda facts: _steps(facts).pop()), ("recomputed",)),
+    ("a longer history", _record(lambda facts: _steps(facts).append(_steps(facts)[-1])), ("recomputed",)),
+    ("a step beyond the last", _record(lambda facts: facts.update(step=99)), ("recomputed",)),
+    ("a step that is a text", _record(lambda facts: facts.update(step="2")), ("continuing the port after step 2 of 3",)),
+    ("an accuracy above one", _record(lambda facts: _steps(facts)[0].update(top1=9.9)), ("recomputed",)),
+    ("an accuracy that is a text", _record(lambda facts: _steps(facts)[0].update(top1="x")), ("recomputed",)),
+    ("seconds that are a list", _record(lambda facts: _steps(facts)[0].update(seconds=[])), ("recomputed",)),
+    ("an unknown figure", _record(lambda facts: _steps(facts)[0].update(nosuch=1)), ("continuing the port after step 2 of 3",)),
+    ("a best step that is not there", _track(lambda track: track.update(best=7)), ("recomputed",)),
+    ("tracks a list", _record(lambda facts: facts.update(tracks=[])), ("recomputed",)),
+    ("no tracks", _record(lambda facts: facts.update(tracks={})), ("recomputed",)),
+    ("a track of another contender", _record(lambda facts: facts.update(tracks={"nosuch": {"best": 2, "steps": []}})), ("recomputed",)),
+    ("the state not finite", _kept(_STATE, _every("", lambda each: each * float("nan") if each.is_floating_point() else each)), ("recomputed",)),
+    ("the state without a tensor", _kept(_STATE, lambda tensors, _: tensors.pop(next(iter(tensors)))), ("recomputed",)),
+    ("the state without facts", _kept(_STATE, lambda _, facts: facts.clear()), ("recomputed",)),
+    ("the best weights not finite", _kept(_BEST, _every("weights/", lambda each: each * float("nan") if each.is_floating_point() else each)), ("recomputed",)),
+    ("the best weights of other shapes", _kept(_BEST, _every("weights/", lambda each: each[:1].clone() if each.dim() else each)), ("recomputed",)),
+    ("a best permutation that is none", _kept(_BEST, _every("permutation/", torch.zeros_like)), ("recomputed",)),
+    ("a best permutation of floats", _kept(_BEST, _every("permutation/", lambda each: each.float())), ("recomputed",)),
+    ("the best weights without a tensor", _kept(_BEST, lambda tensors, facts: facts.update(order=facts["order"][1:])), ("recomputed",)),
+    ("the best weights without an order", _kept(_BEST, lambda _, facts: facts.pop("order")), ("recomputed",)),
+    ("BatchNorm a text", _kept(_BEST, lambda _, facts: facts.update(batchnorm="x")), ("recomputed",)),
+]  # fmt: skip
+
+
 ROWS = [
     *(
         Row("port.json", f"{name} ({command})", partial(_document, change, command), says, 0 if name in _HARMLESS else 1)
@@ -342,9 +452,14 @@ ROWS = [
     Row("port.json", "compare an empty folder", lambda bench, folder: ("compare", "."), ("port",)),
     *(Row("permutations", name, partial(_permuted, change), says) for name, change, says in PERMUTATIONS),
     *(Row("graphs", name, partial(_graph, change), says) for name, change, says in GRAPHS),
+    Row("graphs", "as it was", partial(_graph, lambda _: None), code=0, leaves=("out",)),
     *(Row("trajectories", name, partial(_trajectory, change), says) for name, change, says in TRAJECTORIES),
     *(
         Row("resume folders", name, partial(_unfinished, change), says, code, ("out",) if code == 0 else (), (".out.work",))
         for name, change, says, code in UNFINISHED
+    ),
+    *(
+        Row("resume folders", f"port, {name}", partial(_unfinished_port, change), says, 0, ("out",), (".out.work",))
+        for name, change, says in UNFINISHED_PORT
     ),
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from hf_retarget.comparison import FinishedPort
 from hf_retarget.document import read_document
 from hf_retarget.errors import RetargetError
 from hf_retarget.files import load_record, load_tensors, save_record, save_tensors
-from hf_retarget.graph import Permutation, PermutationGraph
+from hf_retarget.graph import Permutation, PermutationGraph, load_graph
 from hf_retarget.matching.gradients import GradientCache
 from hf_retarget.models import load_checkpoint, peek_checkpoint, save_model
 from hf_retarget.models.weights import SAFE, find_tensors, read_weights, weight_files
@@ -275,6 +275,18 @@ def test_graphs(tmp_path, graph, weights, data):
     path = tmp_path / "graph.json"
     write(path, altered(data, graph.to_json()))
     _use_graph(path, weights)
+
+
+@given(data=st.data())
+@FEWER
+def test_a_graph_of_a_stranger_keeps_the_function_or_is_refused(tmp_path, graph, data):
+    net = timm.create_model("test_vit", num_classes=3)
+    path = tmp_path / "graph.json"
+    document = graph.to_json()
+    part = data.draw(st.sampled_from(["groups", "layouts", "tied", "parameters"]))
+    write(path, document | {part: altered(data, json.loads(json.dumps(document[part])), 1)})
+    found = attempt(lambda: load_graph(path, net))
+    assert found is None or rt.verify(net, found, controls=0, seed=7).invariant
 
 
 def _use_graph(path: Path, weights: dict[str, torch.Tensor]) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 class Fault:
     """What happens to the next calls of a route (names: `python -m loopback_hub --routes`; `*` is any).
 
-    One of: `status` (answered without doing anything), `cut_request` (the connection ends after so many bytes of the
+    One of: `status` (answered without doing anything), `page` (the same with an HTML page and 200, as networks that ask
+    for a login do), `cut_request` (the connection ends after so many bytes of the
     body have been read), `cut_answer` (after so many bytes of the answer's body), `lose_answer` (all is done, then the
     connection ends without a word), `flip` (one byte of the answer's body is another one), `ignore_range` (the
     whole file is sent, whatever part was asked for). `delay` goes with each of them or alone.
@@ -23,6 +24,7 @@ class Fault:
     skip: int = 0  # let so many of them pass first
     times: int | None = 1  # None: from now on
     status: int | None = None
+    page: bool = False
     message: str = "A fault that was asked for"
     headers: dict[str, str] = field(default_factory=dict)
     cut_request: int | None = None

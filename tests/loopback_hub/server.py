@@ -132,6 +132,10 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(fault.delay)
         try:
             who = self._identify(server)
+            if fault and fault.page:
+                return Answer(
+                    200, {"Content-Type": "text/html"}, b"<html><title>Sign in to this network</title></html>"
+                )
             if fault and fault.status is not None:
                 raise Refusal(fault.status, fault.message, headers=fault.headers)
             address = urlsplit(self.path)

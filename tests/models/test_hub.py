@@ -163,6 +163,15 @@ FOR_GOOD = {
     "reset": (Fault("download", cut_answer=100_000, reset=True, times=None), "no connection .*; try again later"),
     "cut": (Fault("download", cut_answer=100_000, times=None), "no connection .*; try again later"),
     "forbidden": (Fault("resolve", "GET", status=403, times=None), "the Hub denies access to 'org/net'"),
+    "forbidden to look": (Fault("resolve", "HEAD", status=403, times=None), "the Hub denies access to 'org/net'"),
+    "gone when looked at": (Fault("resolve", "HEAD", status=404, times=None), "404|lacks|no longer|removed"),
+    "conflict": (Fault("download", status=409, times=None), "answered 409 for 'org/net': .*; try again later"),
+    "full": (Fault("download", status=507, times=None), "answered 507 for 'org/net': .*; there is no room left"),
+    "odd wait": (Fault("*", status=429, headers={"Retry-After": "²"}, times=None), "too many requests"),
+    "login page": (Fault("*", page=True, times=None), "what answers about 'org/net' is not the Hub"),
+    "login page for a look": (Fault("resolve", "HEAD", page=True, times=None), "what answers about 'org/net' is not"),
+    "login page for a file": (Fault("resolve", "GET", page=True, times=None), "another size than announced"),
+    "login page for weights": (Fault("download", "GET", page=True, times=None), "another size than announced"),
 }
 
 

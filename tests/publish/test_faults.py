@@ -109,6 +109,43 @@ def test_a_hub_that_asks_to_wait_too_long(hub: Hub, refused, folder: Path) -> No
     assert not whole(hub, folder)
 
 
+_ROUTES = ("whoami", "info", "create_repo", "preupload", "lfs_batch", "upload", "commit")
+_ANSWERS = {
+    400: "try again later",
+    401: "log in again",
+    404: "is the name right?",
+    409: "try again later",
+    413: "it takes no files of this size",
+    507: "there is no room left",
+}
+
+
+@pytest.mark.parametrize("status", [*_ANSWERS])
+def test_what_an_answer_asks_for(hub: Hub, refused, folder: Path, status: int) -> None:
+    for route in ("create_repo", "lfs_batch", "upload", "commit"):
+        hub.faults.clear()
+        hub.fail(route, status, times=None)
+        line = refused(folder, "birds")
+        assert _ANSWERS[status] in line, (route, line)
+        assert "is the name right?" not in line or status == 404
+        assert not whole(hub, folder)
+
+
+def test_a_network_that_asks_for_a_login(hub: Hub, refused, push, folder: Path) -> None:
+    for route in _ROUTES:
+        hub.faults.clear()
+        hub.inject(Fault(route, page=True, times=None))
+        line = refused(folder, "birds")
+        if route == "upload":  # the storage's own answer to a file is empty, so that its absence shows only later
+            assert "is not here in full" in line
+        else:
+            assert "is not the Hub; if this network asks you to log in, do so" in line, route
+        assert not whole(hub, folder)
+    hub.faults.clear()
+    assert push(folder, "birds").exit_code == 0
+    assert whole(hub, folder)
+
+
 def test_an_unreachable_hub_is_reported(hub: Hub, refused, folder: Path) -> None:
     with hub.down():
         line = refused(folder, "birds")

@@ -59,7 +59,7 @@ class Calls:
         return 0
 
 
-def kill_before(folder: Path, number: int) -> Calls:
+def kill_before(folder: Path, number: int, *, network: bool = False) -> Calls:
     """End without a word before a call."""
 
     def answer(count: int, what: str) -> int:
@@ -67,7 +67,7 @@ def kill_before(folder: Path, number: int) -> Calls:
             os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    return Calls(folder, answer)
+    return Calls(folder, answer, network=network)
 
 
 def fail_at(folder: Path, number: int, *, for_ever: bool, network: bool = False) -> Calls:

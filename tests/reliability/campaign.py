@@ -287,7 +287,7 @@ def end_by_signal(place: Place, moments: Iterable[float]) -> Tally:
     """SIGTERM and SIGINT at some moments: 143 and 130, nothing left in the temporary folder, and `--resume` goes on."""
     tally = Tally("SIGTERM and SIGINT at some moments, then `--resume`")
     temporary = place.root / "tmp"
-    for kind in ("port", "finetune"):
+    for kind in ("port", "finetune", "port-all"):
         place.reference(kind)
         for number, wanted in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
             for moment in moments:
@@ -300,7 +300,7 @@ def end_by_signal(place: Place, moments: Iterable[float]) -> Tally:
                 if ended.code is None:
                     ended.send(number)
                 code = ended.wait()
-                resumed = place.start(kind, "--resume")
+                resumed = place.resume(kind)
                 problem = None
                 if code not in (wanted, 0):
                     problem = f"exit code {code}: {ended.printed[1][-300:]}"
@@ -452,7 +452,7 @@ def fail_push(place: Place, every: int | None) -> Tally:
     tally = Tally(f"`push`: {_which(every)} fails, once or from then on, then the same command again")
     source = place.root / "pushed"
     shutil.copytree(place.root / "src-base", source, dirs_exist_ok=True)
-    with serve_hub(place.root / "hub") as (endpoint, hub):
+    with serve_hub(place.root / "hub") as (endpoint, look):
         prepare = connect(endpoint, place.work)
 
         def push(name: str, install: Callable[[], object] = lambda: None) -> Command:
@@ -464,32 +464,67 @@ def fail_push(place: Place, every: int | None) -> Tally:
         counted = push("counted", write_log(place.work, log, network=True).install)
         assert counted.wait() == 0, counted.printed
         calls = log.read_text().splitlines()
-        wanted = hub.repository("ada/counted").paths()
+        wanted = look("ada/counted")
         for number, for_ever in _choose(calls, every):
             place.clear()
             name = f"birds-{number}-{int(for_ever)}"
             failing = push(name, fail_at(place.work, number, for_ever=for_ever, network=True).install)
             problem = judge_end(failing)
-            there = hub.repository(f"ada/{name}").paths() if hub.has_repository(f"ada/{name}") else []
+            there = look(f"ada/{name}")
             if there not in ([], wanted) or (failing.code == 0 and there != wanted):
                 problem = problem or f"exit code {failing.code}, and there are {there}"
             again = push(name)
-            if again.wait() != 0 or hub.repository(f"ada/{name}").paths() != wanted:
+            if again.wait() != 0 or look(f"ada/{name}") != wanted:
                 problem = problem or f"pushed again, it ends with {again.code}: {again.printed[1][-300:]}"
             tally.note(_about(calls[number - 1], number, for_ever, problem))
     return tally
 
 
+def kill_push(place: Place, every: int) -> Tally:
+    """A push is killed before every n-th call, also on the network: the repository is whole, empty or absent."""
+    tally = Tally(f"`push`, SIGKILL before {_which(every)}, then the same command again")
+    with serve_hub(place.root / "killed") as (endpoint, look):
+        prepare = connect(endpoint, place.work)
+        words = ["push", str(place.root / "src-base"), "--quiet"]
+
+        def push(name: str, install: Callable[[], object]) -> Command:
+            return Trial([*words, f"ada/{name}"], place.work, lambda: (prepare(), install()))
+
+        place.clear()
+        log = place.root / "calls"
+        counted = push("counted", write_log(place.work, log, network=True).install)
+        assert counted.wait() == 0, counted.printed
+        calls, wanted = log.read_text().splitlines(), look("ada/counted")
+        for number in range(1, len(calls) + 1, every):
+            place.clear()
+            name = f"killed-{number}"
+            killed = push(name, kill_before(place.work, number, network=True).install)
+            problem = None if killed.wait() in (-signal.SIGKILL, 0) else f"not killed: {killed.printed}"
+            there = look(f"ada/{name}")
+            if there not in ([], wanted):
+                problem = problem or f"there are {there}"
+            again = push(name, lambda: None)
+            if again.wait() != 0 or look(f"ada/{name}") != wanted:
+                problem = problem or f"pushed again, it ends with {again.code}: {again.printed[1][-300:]}"
+            tally.note(f"{calls[number - 1]}: {problem}" if problem else None)
+    return tally
+
+
 @contextmanager
-def serve_hub(root: Path) -> Iterator[tuple[str, Hub]]:
-    """A loopback Hub in a process of its own, since this one forks; its address, and what it holds."""
+def serve_hub(root: Path) -> Iterator[tuple[str, Callable[[str], list[str]]]]:
+    """A loopback Hub in a process of its own, since this one forks; its address, and what is in a repository."""
+
+    def look(name: str) -> list[str]:
+        hub = Hub(root)  # one that was open would not see what the other process does
+        return hub.repository(name).paths() if hub.has_repository(name) else []
+
     command = [sys.executable, "-m", "loopback_hub", "--root", str(root)]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     environment["PYTHONPATH"] = str(HERE.parent)
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         address = next(match[1] for line in server.stdout or () if (match := re.search(r"HF_ENDPOINT=(\S+)", line)))
-        yield address, Hub(root)
+        yield address, look
     finally:
         server.terminate()
         server.wait()
@@ -518,6 +553,9 @@ def list_campaigns(place: Place, *, quick: bool, every: int) -> dict[str, Callab
     found: dict[str, Callable[[], Tally]] = {
         "kill-port": lambda: kill_everywhere(place, "port", 150 if quick else max(9, every)),
         "kill-finetune": lambda: kill_everywhere(place, "finetune", 110 if quick else max(5, every)),
+        "kill-streamed": lambda: kill_everywhere(place, "streamed", every),
+        "kill-all": lambda: kill_everywhere(place, "port-all", every),
+        "kill-push": lambda: kill_push(place, max(5, every)),
         "exchange": lambda: kill_exchange(place),
         "two": lambda: two_at_once(place, (0.5,) if quick else (0.0, 0.5, 1.0, 2.0)),
         "signals": lambda: end_by_signal(place, (0.6,) if quick else (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5)),
@@ -532,8 +570,7 @@ def list_campaigns(place: Place, *, quick: bool, every: int) -> dict[str, Callab
             found[name] = lambda kind=kind, flags=flags: cut_the_power(place, kind, chosen, *flags)
     if quick:
         for name in (
-            "kill-port",
-            "exchange",
+            *("kill-port", "kill-streamed", "kill-all", "kill-push", "exchange"),
             "fail-short",
             *(f"power-{each}" for each in ("short", "short-over", "finetune-over", "port-all")),
         ):

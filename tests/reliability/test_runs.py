@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import random
 import re
 import resource
 import shutil
@@ -350,3 +351,53 @@ def test_the_note_of_a_lock_replaces_a_link(trio, tmp_path):
     (tmp_path / ".ported.lock.json").symlink_to(tmp_path / "precious")
     with lock_folder(tmp_path / "ported"):
         assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["port", "streamed", "finetune"])
+def test_any_byte_of_unfinished_work_may_be_another(models, trio, tmp_path, monkeypatch, kind):
+    """Whatever byte of whatever file: the run is refused in one line, or ends in the bytes of an undisturbed one."""
+    lms = save_trio(tmp_path / "lm", max_shard_size="20KB")
+    sides = [word for name, path in lms.items() for word in (f"--{name.replace('_', '-')}", path)]
+    command, owner, name = {
+        "port": (("port", *trio, *DATA, *PORT, "--method", "fgmt"), resume.StepDiary, "write"),
+        "streamed": (("port", *sides, "--data", "none"), streamed, "save_record"),
+        "finetune": (("finetune", models / "old", *DATA, *STEPS, "--checkpoint-every", "1"), loop._Training, "_save"),
+    }[kind]
+    keep, calls = getattr(owner, name), []
+
+    def keep_and_end(*arguments, **options) -> None:
+        keep(*arguments, **options)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, keep_and_end)
+        assert run(*command, "--out", tmp_path / "out").exit_code == 130
+    hidden, kept = tmp_path / ".out.work", tmp_path / "kept"
+    shutil.copytree(hidden, kept)
+    assert run(*command, "--out", tmp_path / "whole").exit_code == 0
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").glob("*.safetensors")}
+    places = random.Random(kind)
+    files = [path.relative_to(kept) for path in sorted(kept.rglob("*")) if path.is_file()]
+    assert len(files) >= 2
+    for file in files:
+        content = (kept / file).read_bytes()
+        for place in {0, 7, 8, len(content) - 1, *(places.randrange(len(content)) for _ in range(8))}:
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
+            shutil.copytree(kept, hidden)
+            changed = bytearray(content)
+            changed[place] ^= places.choice([1, 2, 4, 8, 16, 32, 64, 128, 255])
+            (hidden / file).write_bytes(changed)
+            done = run(*command, "--out", tmp_path / "out", "--resume")
+            what = f"byte {place} of {file}: {done.output[-2000:]}"
+            if done.exit_code == 1:
+                assert type(done.exception) is SystemExit, what
+                assert done.stderr.splitlines()[-1].startswith("Error: "), what
+                assert not (tmp_path / "out").exists(), what
+                continue
+            assert done.exit_code == 0, what
+            assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.safetensors")} == whole, what

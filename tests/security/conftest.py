@@ -14,7 +14,7 @@ from machine import Machine
 from hf_retarget.models import load_checkpoint, save_model
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     root = tmp_path_factory.mktemp("machine")
     for place in ("home", "tmp", "work", "elsewhere"):
