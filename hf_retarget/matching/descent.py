@@ -101,7 +101,8 @@ class _Descent:
         sweeps: list[Sweep] = []
         while not sweeps or (due and len(sweeps) < max_sweeps):
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
-            order.sort(key=lambda number: -len(self.near[number]))
+            if not sweeps:  # whoever has most neighbours first, so that few of them are due again
+                order.sort(key=lambda number: -len(self.near[number]))
             before, moved = objective, 0
             for number, moves in self._solve_all(order, scale):
                 due.discard(number)

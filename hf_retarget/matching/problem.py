@@ -66,8 +66,8 @@ class Problem:
         """∇L(θ₁^{s-1}), from the cache if there is one."""
 
         def compute() -> dict[str, Tensor]:
-            moved = self.trajectory.delta(step - 1)
-            return self.gradient_at({name: start + moved[name] for name, start in self.source.items()}, step)
+            moved = dict(self.trajectory.delta(step - 1))
+            return self.gradient_at({name: start + moved.pop(name) for name, start in self.source.items()}, step)
 
         return self.cache.get(step, compute) if self.cache else compute()
 
