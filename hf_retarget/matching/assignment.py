@@ -66,14 +66,17 @@ def _find_prices(gains: Gains) -> Gains:
         wishes /= scale
         np.clip(wishes, -size, size, out=wishes)
     prices, values, rows = np.zeros(size, np.float32), np.empty(size, np.float32), list(wishes)
-    column, left = every.copy(), _BIDS * size
+    owner, left, few, worth = every.copy(), _BIDS * size, size >> 10, np.empty_like(wishes)
     for epsilon in _EPSILONS:
-        worth = wishes - prices
-        unhappy = worth.max(axis=1) - worth[every, column] > epsilon
-        owner = np.empty_like(every)
-        owner[column] = np.where(unhappy, -1, every)
-        owners, free = owner.tolist(), deque(np.flatnonzero(unhappy).tolist())
-        while free and left:
+        np.subtract(wishes, prices, out=worth)
+        held = np.flatnonzero(owner >= 0)
+        theirs = owner[held]
+        happy = worth[theirs, held] >= worth.max(axis=1)[theirs] - epsilon
+        owner[held[~happy]] = -1
+        waiting = np.ones(size, bool)
+        waiting[theirs[happy]] = False
+        owners, free = owner.tolist(), deque(np.flatnonzero(waiting).tolist())
+        while len(free) > few and left:  # the last few fight for long; SciPy settles them faster
             row = free.popleft()
             np.subtract(rows[row], prices, out=values)
             best = values.argmax()
@@ -83,9 +86,9 @@ def _find_prices(gains: Gains) -> Gains:
                 free.append(owners[best])
             owners[best] = row
             left -= 1
-        if free:
+        if not left:
             break
-        column[owners] = every
+        owner[:] = owners
     found: Gains = means + prices.astype(np.float64) * scale
     return found
 

@@ -101,6 +101,8 @@ class _Descent:
         sweeps: list[Sweep] = []
         while not sweeps or (due and len(sweeps) < max_sweeps):
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
+            if not sweeps:  # whoever has most neighbours first, so that few of them are due again
+                order.sort(key=lambda number: -len(self.near[number]))
             before, moved = objective, 0
             for number, moves in self._solve_all(order, scale):
                 due.discard(number)
@@ -147,7 +149,7 @@ class _Descent:
         dead = [
             name
             for name, numbers in self.touching.items()
-            if not any(bool(self.pieces[n].target.any()) and bool(self.pieces[n].source.any()) for n in numbers)
+            if not any(all(self.pieces[number].norms) for number in numbers)
         ]
         if dead:
             listed = ", ".join(dead[:3]) + (f" and {len(dead) - 3} more" if len(dead) > 3 else "")
@@ -306,7 +308,8 @@ class MovedSource:
         room, self._keeps = _ROOM, set[int]()  # chosen here, so that it does not depend on the order of requests
         for number, piece in enumerate(self.pieces):
             sizes = [math.prod(piece.target.shape[i] for i in (at, *f.outer)) for at, f in enumerate(piece.factors)]
-            if (size := 4 * sum(each**2 for each in sizes)) <= room:
+            size = 4 * sum(each**2 for each in sizes)
+            if len(sizes) > 1 and size <= room:  # those of a single group are computed as fast as they are permuted
                 self._keeps.add(number)
                 room -= size
 
@@ -317,7 +320,7 @@ class MovedSource:
     def scale(self, number: int) -> float:
         """The contribution of a perfectly matched piece to the objective."""
         piece = self.pieces[number]
-        return self.weights[piece.tensor] * float(piece.target.norm()) * float(piece.source.norm())
+        return self.weights[piece.tensor] * math.prod(piece.norms)
 
     def gains(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
         """A piece's contribution if the source's neuron j moves to i, for each index of the batch axes."""
@@ -333,13 +336,15 @@ class MovedSource:
         self, piece: Piece, target: Tensor, source: Tensor, batch: tuple[int, ...], axes: tuple[int, ...]
     ) -> np.ndarray:
         # gains[batch, i, j] = ⟨target at i, source at j⟩ along some axes of a piece, for each index of the batch axes
+        if piece.products is not None:
+            return piece.products.index_select(1, source).mul_(self.weights[piece.tensor]).numpy()
         rest = [i for i in range(target.dim()) if i not in (*batch, *axes)]
         order = [*batch, *axes, *rest]
         rows = math.prod(target.shape[i] for i in batch)
         length = math.prod(target.shape[i] for i in axes)
         ours, theirs = (side.permute(order).reshape(rows, length, -1) for side in (target, source))
         gains = torch.bmm(ours, theirs.transpose(1, 2)) if batch else (ours[0] @ theirs[0].T)
-        product: np.ndarray = (self.weights[piece.tensor] * gains).cpu().numpy()
+        product: np.ndarray = gains.mul_(self.weights[piece.tensor]).cpu().numpy()
         return product
 
     def try_out(self, number: int, moves: Moves) -> float:
@@ -349,7 +354,7 @@ class MovedSource:
 
     def _value(self, number: int, source: Tensor) -> float:
         piece = self.pieces[number]
-        return self.weights[piece.tensor] * float(torch.dot(piece.target.flatten(), source.flatten()))
+        return self.weights[piece.tensor] * piece.value(source)
 
     def move(self, number: int, moves: Moves) -> None:
         """Permute a piece; its cached products are permuted, corrected by the changes, or dropped."""
@@ -372,9 +377,9 @@ class MovedSource:
     def _exchange(self, number: int, axis: int, index: Tensor) -> tuple[Tensor, Tensor] | None:
         # If few elements move, update only these. Returns the target at these places, and the change of the source.
         changed = (index != torch.arange(len(index))).nonzero()[:, 0]
-        if 2 * len(changed) > len(index):
-            return None
         piece, source = self.pieces[number], self.source[number]
+        if 2 * len(changed) > len(index) or piece.products is not None:
+            return None
         old, new = source.index_select(axis, changed), source.index_select(axis, index[changed])
         if source.data_ptr() == piece.source.data_ptr():
             source = self.source[number] = source.clone()  # do not modify the stacks

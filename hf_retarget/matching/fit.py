@@ -67,11 +67,11 @@ def measure_fit(stacks: Stacks, permutation: Permutation) -> Fit:
     total = [stacks.constant, stacks.constant, abs(stacks.constant)]
     groups: dict[str, list[float]] = {}
     for piece in stacks.pieces.values():
-        weight, target, source = weights[piece.tensor], piece.target, piece.source
+        weight, source = weights[piece.tensor], piece.source
         values = (
-            weight * _dot(target, source),
-            weight * _dot(target, gather(source, piece.factors, dict(permutation.indices))),
-            weight * float(target.norm()) * float(source.norm()),
+            weight * piece.value(source),
+            weight * piece.value(gather(source, piece.factors, dict(permutation.indices))),
+            weight * math.prod(piece.norms),
         )
         for sums in (total, *(groups.setdefault(name, [0.0] * 3) for name in piece.groups)):
             for place, value in enumerate(values):

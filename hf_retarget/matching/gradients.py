@@ -137,7 +137,7 @@ class Gradients:
             raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
         if self.accelerator and processes > 1:
             sums = {name: self.accelerator.reduce(added, "sum") for name, added in sums.items()}
-        found = {name: (added / seen).float().cpu() for name, added in sums.items()}
+        found = {name: (sums.pop(name) / seen).float().cpu() for name in wanted}  # one by one, to save memory
         if broken := next((name for name, gradient in found.items() if not gradient.isfinite().all()), None):
             raise NotFiniteError(f"the gradient of '{broken}' is NaN or infinite")
         return found
@@ -154,9 +154,9 @@ class Gradients:
             autocast = self.accelerator.autocast() if self.accelerator else nullcontext()
             with enough_for_batchnorm(len(part)), autocast:
                 loss = self.loss(functional_call(self.model, leaves, (part,)), answers)
-            grads = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
-            for name, grad in zip(wanted, grads, strict=True):
-                if grad is not None:
+            grads = list(torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True))
+            for name in reversed(wanted):
+                if (grad := grads.pop()) is not None:
                     sums[name] += grad.double() * (len(answers) / size)
 
 

@@ -4,6 +4,9 @@ The steps of a trajectory are another axis that is never permuted, like the axes
 is stored as a *piece*: its groups' axes first, and everything else (kernel × steps) as one last axis. As both sides
 share that axis, it may be rotated freely: compression keeps the directions with the most energy. What is lost is
 orthogonal to what is kept, so for any permutation the objective is off by at most ‖a⊥‖·‖b⊥‖.
+
+Where a single group acts on a piece, its inner products are those of pairs of neurons, whatever the other groups do.
+If they take less room than some steps, they are added up instead: exact, and of the same size for any number of steps.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from hf_retarget.graph.permutation import Block, Factor
 from hf_retarget.graph.permutation_graph import PermutationGraph
 
 Tensors = Mapping[str, Tensor]
+
+_PAIRS = 4
+"""Inner products of pairs of neurons may take as much memory as this many pairs of gradients."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,37 @@ class Piece:
     """The length of the last axis per step."""
     targets: list[Tensor] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
+    products: Tensor | None = None
+    """The inner products of all pairs of neurons, in place of both sides, which are then only their numbers."""
+    squares: tuple[float, float] = (0.0, 0.0)
+    """The squared norms of both sides, if there are products."""
+
+    def add(self, target: Tensor, source: Tensor) -> None:
+        """Add both sides of a step."""
+        size = len(target)
+        if not self.targets and len(self.factors) == 1 and size <= 2 * _PAIRS * self.each:
+            self.products = torch.zeros(size, size)
+            self.targets, self.sources = [torch.arange(size)], [torch.arange(size)]
+        if self.products is None:
+            self.targets.append(target)
+            self.sources.append(source)
+            return
+        self.products.addmm_(target, source.T)
+        ours, theirs = self.squares
+        self.squares = ours + float(target.norm()) ** 2, theirs + float(source.norm()) ** 2
+
+    @property
+    def norms(self) -> tuple[float, float]:
+        """The norms of both sides."""
+        if self.products is not None:
+            return math.sqrt(self.squares[0]), math.sqrt(self.squares[1])
+        return float(self.target.norm()), float(self.source.norm())
+
+    def value(self, source: Tensor) -> float:
+        """The contribution to the objective if `source` is the permuted source."""
+        if self.products is not None:
+            return float(self.products.gather(1, source[:, None]).double().sum())
+        return float(torch.dot(self.target.flatten(), source.flatten()))
 
     @property
     def target(self) -> Tensor:
@@ -59,7 +96,8 @@ class Piece:
     @property
     def elements(self) -> int:
         """The number of elements of both sides."""
-        return sum(part.numel() for part in (*self.targets, *self.sources))
+        parts = (*self.targets, *self.sources) if self.products is None else (self.products,)
+        return sum(part.numel() for part in parts)
 
     @property
     def groups(self) -> set[str]:
@@ -134,8 +172,7 @@ class Stacks:
             self.constant += float(ours.double().flatten() @ theirs.double().flatten())
             return
         piece = self.pieces.setdefault((name, number), Piece(name, factors, ours.shape[-1]))
-        piece.targets.append(ours)
-        piece.sources.append(theirs)
+        piece.add(ours, theirs)
         if self.compression is not None and len(piece.targets) > 1:
             self.pieces[name, number] = piece.compressed(self.compression)
 
@@ -155,8 +192,8 @@ class Stacks:
             return dict.fromkeys(names, 1.0)
         norms = dict.fromkeys(names, (0.0, 0.0))
         for piece in self.pieces.values():
-            a, b = norms[piece.tensor]
-            norms[piece.tensor] = (a + float(piece.target.square().sum()), b + float(piece.source.square().sum()))
+            (a, b), (ours, theirs) = norms[piece.tensor], piece.norms
+            norms[piece.tensor] = (a + ours**2, b + theirs**2)
         return {name: 1.0 / ((a * b) ** 0.5) if a and b else 0.0 for name, (a, b) in norms.items()}
 
 

@@ -22,7 +22,7 @@ from hf_retarget.progress import SILENT, Progress
 GradientAt = Callable[[Tensors, int], dict[str, Tensor]]
 """The gradient at some weights on the minibatches of a step, which are the same for both bases."""
 
-_FORMAT = "hf-retarget/matching-state/2"
+_FORMAT = "hf-retarget/matching-state/3"
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Problem:
         """∇L(θ₁^{s-1}), from the cache if there is one."""
 
         def compute() -> dict[str, Tensor]:
-            moved = self.trajectory.delta(step - 1)
-            return self.gradient_at({name: start + moved[name] for name, start in self.source.items()}, step)
+            moved = dict(self.trajectory.delta(step - 1))
+            return self.gradient_at({name: start + moved.pop(name) for name, start in self.source.items()}, step)
 
         return self.cache.get(step, compute) if self.cache else compute()
 
@@ -116,6 +116,8 @@ class State:
         tensors |= {f"weights/{name}": weight for name, weight in self.weights.items()}
         for number, (_, piece) in enumerate(pieces):
             tensors |= {f"target/{number}": piece.target, f"source/{number}": piece.source}
+            if piece.products is not None:
+                tensors[f"products/{number}"] = piece.products
         facts = {
             "format": _FORMAT,
             "fingerprint": self.permutation.fingerprint,
@@ -128,7 +130,7 @@ class State:
             "constant": self.stacks.constant,
             "normalise": self.stacks.normalise,
             "compression": asdict(self.stacks.compression) if self.stacks.compression else None,
-            "pieces": [[*key, piece.each] for key, piece in pieces],
+            "pieces": [[*key, piece.each, piece.squares] for key, piece in pieces],
         }
         save_tensors(path, tensors, facts)
 
@@ -143,10 +145,10 @@ class State:
             raise MatchError(f"'{path}' is not a matching state of this graph; remove it to start again")
         compression = Compression(**facts["compression"]) if facts["compression"] else None
         stacks = Stacks(graph, compression, facts["normalise"], facts["steps"], facts["constant"])
-        for number, (name, block, each) in enumerate(facts["pieces"]):
-            target, source = tensors[f"target/{number}"], tensors[f"source/{number}"]
-            factors = stacks.factors(name, block)
-            stacks.pieces[name, block] = Piece(name, factors, each, [target], [source])
+        for number, (name, block, each, squares) in enumerate(facts["pieces"]):
+            factors, products = stacks.factors(name, block), tensors.get(f"products/{number}")
+            sides = [tensors[f"target/{number}"]], [tensors[f"source/{number}"]]
+            stacks.pieces[name, block] = Piece(name, factors, each, *sides, products, tuple(squares))
         indices = {group.name: tensors[f"permutation/{group.name}"] for group in graph.groups}
         weights = {name.removeprefix("weights/"): t for name, t in tensors.items() if name.startswith("weights/")}
         permutation = Permutation(graph.fingerprint, indices)

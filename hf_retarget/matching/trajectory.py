@@ -113,7 +113,7 @@ def transplant(
     """target + scale · π delta."""
     same_tensors(target, delta, "target", "delta")
     moved = graph.apply(permutation, delta)
-    return {name: weight + scale * moved[name].to(weight) for name, weight in target.items()}
+    return {name: weight + scale * moved.pop(name).to(weight) for name, weight in target.items()}
 
 
 def same_tensors(ours: Tensors, theirs: Tensors, our_name: str, their_name: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from hf_retarget.errors import MatchError, TensorMismatchError
+from hf_retarget.matching import objective
 from hf_retarget.matching.descent import MovedSource, descend
+from hf_retarget.matching.fit import measure_fit
 from hf_retarget.matching.objective import Compression, Stacks
 
 
@@ -50,7 +54,7 @@ def test_compression_loses_no_more_than_the_energy_it_drops(network, noise, ener
         exact.add(target, source)
         small.add(target, source)
     assert small.elements < exact.elements
-    scale = sum(float(piece.target.norm() * piece.source.norm()) for piece in exact.pieces.values())
+    scale = sum(math.prod(piece.norms) for piece in exact.pieces.values())
     differences = []
     for seed in range(10):
         permutation = graph.random(seed)
@@ -76,6 +80,29 @@ def test_compressed_matching_reaches_nearly_the_same(network, noise):
         small.add(target, source)
     best, close = descend(exact, restarts=3), descend(small, restarts=3)
     assert value(exact, close.permutation) >= 0.9 * best.objective
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_products_that_are_added_up_say_the_same_as_stacks(network, noise, monkeypatch, normalise):
+    model, graph, _ = network
+    added, stacked = Stacks(graph, normalise=normalise), Stacks(graph, normalise=normalise)
+    for stacks, pairs in ((added, 4), (stacked, 0)):
+        monkeypatch.setattr(objective, "_PAIRS", pairs)
+        for step in range(3):
+            stacks.add(noise(model, 2 * step), noise(model, 2 * step + 1))
+    alone = {key for key, piece in added.pieces.items() if piece.products is not None}
+    assert alone == {key for key, piece in added.pieces.items() if len(piece.factors) == 1}
+    assert alone and all(piece.products is None for piece in stacked.pieces.values())
+    assert added.weights() == pytest.approx(stacked.weights(), rel=1e-5)
+    for permutation in (graph.identity(), graph.random(0)):
+        ours, theirs = measure_fit(added, permutation), measure_fit(stacked, permutation)
+        assert (ours.identity, ours.matched) == pytest.approx((theirs.identity, theirs.matched), rel=1e-4, abs=1e-4)
+        assert ours.perfect == pytest.approx(theirs.perfect, rel=1e-5)
+        assert descend(added, permutation).permutation == descend(stacked, permutation).permutation
+    assert descend(added).objective == pytest.approx(descend(stacked).objective, rel=1e-4)
+    before = sum(added.pieces[key].elements for key in alone)
+    added.add(noise(model, 6), noise(model, 7))
+    assert sum(added.pieces[key].elements for key in alone) == before
 
 
 def test_bad_pairs_are_refused(network, noise):
