@@ -363,7 +363,11 @@ def test_any_byte_of_unfinished_work_may_be_another(models, trio, tmp_path, monk
     command, owner, name = {
         "port": (("port", *trio, *DATA, *PORT, "--method", "fgmt"), resume.StepDiary, "write"),
         "streamed": (("port", *sides, "--data", "none"), streamed, "save_record"),
-        "finetune": (("finetune", models / "old", *DATA, *STEPS, "--checkpoint-every", "1"), training._Training, "_save"),
+        "finetune": (
+            ("finetune", models / "old", *DATA, *STEPS, "--checkpoint-every", "1"),
+            training._Training,
+            "_save",
+        ),
     }[kind]
     keep, calls = getattr(owner, name), []
 
