@@ -17,6 +17,8 @@ _MODELS = ("src_base", "src_ft", "new_base")
 _READING = ("arch", "allow_pickle", "preprocess")
 _GIVEN = ("initial_head", "checkpoints", "permutation", "tuned_target")
 PORTED, HEAD, RETRAIN, KEEP, UNSCORED = "port", "fit a head", "retrain", "keep", "port, not scored"
+RIGHT = 0.95
+"""How often the advice of `check` was right, within a point of accuracy, in the cases of docs/pays.md."""
 
 _STEPS = 200
 """Steps of a suggested further fine-tuning."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_retarget.advice import HEAD, PORTED, RETRAIN
+from hf_retarget.advice import HEAD, PORTED, RETRAIN, RIGHT
 from hf_retarget.cli.options import debug_option, model_options, optional_bases, require, run_options
 from hf_retarget.cli.recipe_options import SectionedCommand, recipe_options
 from hf_retarget.cli.show import describe_time, echo_json, echo_rows
@@ -38,7 +38,6 @@ _ADVICE = {
     HEAD: "fit a head on the new base (--method head)",
     RETRAIN: "fine-tune the new base, if you have labels and time for 60 minibatches; a port is faster",
 }
-"""docs/pays.md measures how often these are right."""
 
 Row = tuple[str, str]
 
@@ -107,7 +106,8 @@ def _describe(found: InputCheck, *, matches: bool) -> list[Row]:
     if found.relation:
         rows.append(("bases", f"{found.relation.sentence}; from a sample of their weights"))
     if found.advice:
-        rows.append(("advice", f"{_ADVICE[found.advice]} (from the weights alone; a port measures it)"))
+        right = f"right in {RIGHT:.0%} of the cases in docs/pays.md"
+        rows.append(("advice", f"{_ADVICE[found.advice]} (from the weights alone: {right}; a port measures it)"))
     if found.data:
         images = ", ".join(f"{'?' if n is None else format(n, ',')} {split}" for split, n in found.data.images.items())
         rows.append(("data", f"{found.data.name}{f' ({images})' if images else ''}"))

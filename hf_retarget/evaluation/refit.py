@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_retarget.data import Split
 from hf_retarget.errors import ModelError
-from hf_retarget.evaluation.scorer import ROWS, Score, Scorer, score_outputs, sum_losses
+from hf_retarget.evaluation.scorer import ROWS, Score, Scorer, score_outputs, sum_by_rows
 
 HEAD_IMAGES = 2_000
 """Maximum number of images to fit a head on: more change only the second decimal, at the price of forward passes."""
@@ -121,7 +121,7 @@ def fit_head(
                 found = torch.cat([torch.addmm(bias, rows.double(), weight.T).float() for rows in other.split(ROWS)])
             else:
                 found = ridge.leave_one_out(wanted, strength)[: len(labels)].float()
-            scale = min(SCALES, key=lambda each: fsum(sum_losses(found, labels, each)))
+            scale = min(SCALES, key=lambda each: fsum(sum_by_rows(found, labels, each)))
             score = score_outputs(found.mul_(scale), labels)
             if best is None or (score.top1, -score.loss) > (best.score.top1, -best.score.loss):
                 tensors = {f"{name}.weight": (scale * weight).float().reshape(layer.weight.shape)}

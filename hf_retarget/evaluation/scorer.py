@@ -253,10 +253,10 @@ def score_outputs(outputs: Tensor, labels: Tensor) -> Score:
         (True, True, False)
     """
     ranked = torch.cat([_best(each, outputs.shape[1]) for each in outputs.split(ROWS)])
-    return _score(labels, ranked, sum_losses(outputs, labels), outputs.shape[1])
+    return _score(labels, ranked, sum_by_rows(outputs, labels), outputs.shape[1])
 
 
-def sum_losses(outputs: Tensor, labels: Tensor, scale: float = 1.0) -> list[float]:
+def sum_by_rows(outputs: Tensor, labels: Tensor, scale: float = 1.0) -> list[float]:
     """The cross-entropy of scaled outputs, one sum for each `ROWS` rows."""
     parts = zip(outputs.split(ROWS), labels.split(ROWS), strict=True)
     return [float(cross_entropy(scale * rows, own, reduction="sum")) for rows, own in parts]

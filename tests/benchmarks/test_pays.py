@@ -9,8 +9,11 @@ import pays
 import pytest
 from quality import pairs
 from quality.pairs import Onward, Pair
+from quality.pays_page import read_records
+from quality.rule import judge_rules, list_cases
 from quality.tasks import TASKS
 
+from hf_retarget.advice import RIGHT
 from hf_retarget.contenders import find_contender
 
 PAGE = Path(__file__).parents[2] / "docs" / "pays.md"
@@ -20,7 +23,16 @@ def test_the_page_agrees_with_the_records():
     assert PAGE.read_text("utf-8") == pays.write_tables(), "run: python benchmarks/pays.py --write docs/pays.md"
 
 
+<<<<<<< HEAD
 def test_records_name_known_pairs_and_contenders():
+=======
+def test_the_hit_rate_that_check_names_is_that_of_the_records():
+    judged = judge_rules(list_cases(read_records().runs))
+    assert round(next(right for name, (_, right) in judged.items() if "check" in name), 2) == RIGHT
+
+
+def test_records_are_of_pairs_and_contenders_that_there_are():
+>>>>>>> main
     records = [json.loads(path.read_text("utf-8")) for path in pays.RESULTS.glob("*.json")]
     assert records
     for each in records:
