@@ -23,16 +23,12 @@ def test_the_page_agrees_with_the_records():
     assert PAGE.read_text("utf-8") == pays.write_tables(), "run: python benchmarks/pays.py --write docs/pays.md"
 
 
-<<<<<<< HEAD
-def test_records_name_known_pairs_and_contenders():
-=======
 def test_the_hit_rate_that_check_names_is_that_of_the_records():
     judged = judge_rules(list_cases(read_records().runs))
     assert round(next(right for name, (_, right) in judged.items() if "check" in name), 2) == RIGHT
 
 
-def test_records_are_of_pairs_and_contenders_that_there_are():
->>>>>>> main
+def test_records_name_known_pairs_and_contenders():
     records = [json.loads(path.read_text("utf-8")) for path in pays.RESULTS.glob("*.json")]
     assert records
     for each in records:
