@@ -61,8 +61,9 @@ def descend(
 ) -> Match:
     """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
-    Groups are visited in a seeded random order, in the first sweep those with most neighbours first; `restarts` use other orders and no guess, and the best result
-    is kept. Stop after a sweep that gains less than `tolerance` of the objective's scale.
+    Groups are visited in a seeded random order, in the first sweep those with most neighbours first; `restarts` use
+    other orders and no guess, and the best result is kept. Stop after a sweep that gains less than `tolerance` of the
+    objective's scale.
     """
     identity = stacks.graph.identity()
     first = _Descent(stacks, start or identity, seed)
