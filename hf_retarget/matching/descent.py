@@ -61,8 +61,9 @@ def descend(
 ) -> Match:
     """Find a permutation that maximises the objective, starting from `start` (or from a guess).
 
-    Groups are visited in a seeded random order; further `restarts` use other orders and no guess, and the best result
-    is kept. Stop after a sweep that gains less than `tolerance` of the objective's scale.
+    Groups are visited in a seeded random order, in the first sweep those with most neighbours first; `restarts` use
+    other orders and no guess, and the best result is kept. Stop after a sweep that gains less than `tolerance` of the
+    objective's scale.
     """
     identity = stacks.graph.identity()
     first = _Descent(stacks, start or identity, seed)
@@ -101,7 +102,7 @@ class _Descent:
         sweeps: list[Sweep] = []
         while not sweeps or (due and len(sweeps) < max_sweeps):
             order = [int(number) for number in self.generator.permutation(len(self.units)) if number in due]
-            if not sweeps:  # whoever has most neighbours first, so that few of them are due again
+            if not sweeps:  # so that few are due again
                 order.sort(key=lambda number: -len(self.near[number]))
             before, moved = objective, 0
             for number, moves in self._solve_all(order, scale):
