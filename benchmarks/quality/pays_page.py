@@ -63,7 +63,7 @@ _PRICE = """
 ## Accuracy over price
 
 What each contender costs, in gradients of a minibatch, and what it is worth on test images: the port, its parts, and
-plain fine-tuning of the new base with 10 to 200 minibatches, at the best of two to four rates.
+plain fine-tuning of the new base with 10 to 100 minibatches, at the best of two to four rates.
 
 ![accuracy over price, six pairs of bases](images/price-pays.png)
 
@@ -245,11 +245,11 @@ def _write_flips(found: Records) -> str:
         cells = []
         for situation in _FLIPPED:
             runs = [each for each in found.all(name, situation) if "flips" in each]
-            if not runs:
-                break
-            lost, gained = (mean(each["flips"][side] for each in runs) for side in (0, 1))
-            cells += [f"{lost:.0f} / {gained:.0f}", f"{mean(each['price'] for each in runs):.0f}"]
-        else:
+            lost, gained = (_mean(each["flips"][side] for each in runs) for side in (0, 1))
+            cells += (
+                [f"{lost:.0f} / {gained:.0f}", f"{mean(each['price'] for each in runs):.0f}"] if runs else ["–", "–"]
+            )
+        if "–" not in (cells[0], cells[-1]):
             rows.append([name, *cells])
     titles = [f"{who}, {what}" for who in _FLIPPED.values() for what in ("−/+", "price")]
     return _PRICE + _table(["pair", *titles], rows) if rows else ""
@@ -369,10 +369,10 @@ def draw_prices(path: Path) -> None:
         axes.axhline(
             100 * found.mean(name, "tuned"), color=LINES["tuned"][1], linestyle=":", label="tuned model (old base)"
         )
-        line = [(each, found.mean(name, f"plain-{each}")) for each in _PLAIN]
-        line = [(x, 100 * y) for x, y in line if y is not None]
-        axes.plot(*zip(*line, strict=True), "-o", color=LINES["plain-60"][1], markersize=4, label="plain fine-tuning")
         runs = found.all(name)
+        whole = [each for each in _PLAIN if len(found.all(name, f"plain-{each}")) == len(runs)]
+        line = [(each, 100 * found.mean(name, f"plain-{each}")) for each in whole]
+        axes.plot(*zip(*line, strict=True), "-o", color=LINES["plain-60"][1], markersize=4, label="plain fine-tuning")
         for who, marker in (("naive-line", "v"), ("naive-head", "^"), ("head", "d"), ("matched", "o")):
             some = [each["contenders"][who] for each in runs if who in each["contenders"]]
             if some:
