@@ -12,7 +12,7 @@ from quality.basins import copy_pictures, load_basins
 from quality.claims import tabulate_claims
 from quality.cosine import load_cosines
 from quality.ensembles import compare_ensembles
-from quality.figures import tabulate_figures
+from quality.figures import MISSING, tabulate_figures
 from quality.pictures import draw_all
 from quality.runs import load_summaries
 from quality.tables import (
@@ -52,7 +52,7 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
     return {
         "figures": tabulate_figures(runs, cosines, basins),
         "claims": tabulate_claims(runs),
-        "whole": _join(tabulate_ports(whole), tabulate_bounds(whole), tabulate_after(whole)),
+        "whole": _join(tabulate_ports(whole), tabulate_bounds(whole)),
         "ports": _join(tabulate_ports(runs), show("steps-")),
         "bounds": tabulate_bounds(runs),
         "prices": tabulate_prices(runs),
@@ -70,13 +70,13 @@ def compose_parts(out: Path, images: Path, page: Path, tasks: tuple[str, ...] = 
 def fill_page(page: Path, parts: dict[str, Any]) -> list[str]:
     """Replace the text between `<!-- NAME -->` and `<!-- end of NAME -->`; returns the names that were filled.
 
-    Parts with tasks that have no runs here are not changed.
+    Parts that would lose figures, because tasks have no runs here, are not changed.
     """
     text, filled = page.read_text("utf-8"), []
     for name, part in parts.items():
         pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
         old = pattern.search(text)
-        if old is None or _tasks_in(old[0]) - _tasks_in(part):
+        if old is None or _tasks_in(old[0]) - _tasks_in(part) or part.count(MISSING) > old[0].count(MISSING):
             continue
         text = text.replace(old[0], f"{old[1]}\n{part}\n\n{old[2]}")
         filled.append(name)

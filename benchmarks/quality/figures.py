@@ -10,6 +10,10 @@ from quality.tables import EMPTY, Run, make_table, mean, ratio_of, savings, sele
 _GPU = "`sh benchmarks/paper.sh imagenet`, on a GPU machine"
 
 
+MISSING = "not yet"
+"""In place of figures that were not measured."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """One figure or table of the paper."""
@@ -210,7 +214,7 @@ def _found(
         for method in figure.methods or ("naive", "fgmt", "oracle"):
             known = select(runs, task, method)
             words += [f"{method} {spread(run['test']['port'] for run in known)}"] if known else []
-    return f"[{task}](#{_anchor(figure)}) {', '.join(words) or 'not yet'}"
+    return f"[{task}](#{_anchor(figure)}) {', '.join(words) or MISSING}"
 
 
 def _anchor(figure: Figure) -> str:

@@ -175,6 +175,14 @@ def test_pages_are_filled_between_their_markers_idempotently(out, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()} == pictures
 
 
+def test_no_page_loses_figures(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figures -->\n| 5b | tiny: fgmt 14.0 |\n<!-- end of figures -->\n")
+    assert fill_page(page, {"figures": "| 5b | tiny: not yet |"}) == []
+    assert fill_page(page, {"figures": "| 5b | tiny: fgmt 15.0 |"}) == ["figures"]
+    assert "15.0" in page.read_text()
+
+
 def test_shortened_tasks_keep_their_methods():
     for task in TASKS.values():
         brief = shorten(task)
