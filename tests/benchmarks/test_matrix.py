@@ -37,6 +37,12 @@ def said(out: Path, task=TINY) -> list[str]:
     return lines
 
 
+@pytest.fixture(autouse=True)
+def no_records(monkeypatch, tmp_path):
+    """Only the runs of these tests: the records of the repository are of other tasks."""
+    monkeypatch.setattr("quality.runs.RECORDS", tmp_path / "records")
+
+
 def test_every_run_leaves_its_figures(out):
     runs = load_summaries(out)
     assert {(run["method"], run["seed"]) for run in runs} == {
