@@ -81,6 +81,7 @@ def measure(name: str, seed: int, situation: str) -> dict[str, Any]:
     limit, each = changes.pop("data.limit", None), changes.pop("each", None)
     if limit or each:
         images = {**images, "train": _take(images["train"], bench.task.classes, limit, each, seed)}
+        changes["data.validation"] = max(bench.recipe.data.validation, 2.1 / len(images["train"]))  # two at least
     if "finetune.steps" in changes:
         rates, how = sorted(bench.task.rates or bench.task.tuning.lrs), bench.task.tuning
         changes = {**replace(how, batch=bench.task.batch).overrides(rates[len(rates) // 2], seed), **changes}

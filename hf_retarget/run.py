@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import platform
 import sys
@@ -70,6 +71,12 @@ class Clock:
         if self._running:
             self.seconds[self._running[-1]] += now - self._since
         self._since = now
+
+
+def return_memory() -> None:
+    """Return freed memory to the operating system; glibc would keep it, in pieces too small for the next large use."""
+    with suppress(AttributeError, OSError, TypeError):  # another libc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_memory() -> int | None:

@@ -63,9 +63,9 @@ _PRICE = """
 ## Accuracy over price
 
 What each contender costs, in gradients of a minibatch, and what it is worth on test images: the port, its parts, and
-plain fine-tuning of the new base with 10 to 100 minibatches, at the best of two to four rates.
+plain fine-tuning of the new base with 10 to 200 minibatches, at the best of two to four rates.
 
-![accuracy over price, four pairs of bases](images/price-pays.png)
+![accuracy over price, six pairs of bases](images/price-pays.png)
 
 ## Flips, and what they cost
 
@@ -353,9 +353,12 @@ PRICED = {
     "drift-resnet20-100": "ResNet-20, one lineage",
     "drift-vit-noisy-1000": "ViT, drifted, robust to noise",
     "drift-resnet20-noisy-1000": "ResNet-20, drifted, robust to noise",
+    "vit": "ViT, independent",
+    "resnet20": "ResNet-20, independent",
 }
 """The pairs of the picture, each with its title."""
-_PLAIN = (10, 20, 60, 100)
+_PLAIN = (10, 20, 60, 100, 200)
+_MARKERS = {"naive-line": "v", "naive-head": "^", "head": "d", "matched": "s", "matched-head": "P"}
 
 
 def draw_prices(path: Path) -> None:
@@ -366,7 +369,7 @@ def draw_prices(path: Path) -> None:
     import matplotlib.pyplot as plt
 
     found = read_records()
-    figure, panels = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained", sharex=True)
+    figure, panels = plt.subplots(3, 2, figsize=(9, 9.2), layout="constrained", sharex=True)
     for axes, (name, title) in zip(panels.flat, PRICED.items(), strict=True):
         axes.axhline(
             100 * found.mean(name, "tuned"), color=LINES["tuned"][1], linestyle=":", label="tuned model (old base)"
@@ -375,9 +378,9 @@ def draw_prices(path: Path) -> None:
         whole = [each for each in _PLAIN if len(found.all(name, f"plain-{each}")) == len(runs)]
         line = [(each, 100 * found.mean(name, f"plain-{each}")) for each in whole]
         axes.plot(*zip(*line, strict=True), "-o", color=LINES["plain-60"][1], markersize=4, label="plain fine-tuning")
-        for who, marker in (("naive-line", "v"), ("naive-head", "^"), ("head", "d")):
+        for who, marker in _MARKERS.items():
             some = [each["contenders"][who] for each in runs if who in each["contenders"]]
-            if some:
+            if some and all("price" in each for each in some):
                 row = find_contender(who)
                 axes.plot(
                     mean(each["price"] for each in some), 100 * mean(each["test"] for each in some), marker,
@@ -386,7 +389,7 @@ def draw_prices(path: Path) -> None:
         port = (mean(each["price"] for each in runs), 100 * found.mean(name, "result"))
         axes.plot(*port, "*", color=LINES["result"][1], markersize=11, linestyle="none", label="port, all of it")
         axes.set(title=f"{title} (d/τ {found.mean(name, 'drift'):.1f})", xscale="log")
-        ticks = (5, 10, 20, 50, 100)
+        ticks = (5, 10, 20, 50, 100, 200)
         axes.set_xticks(ticks, map(str, ticks))
         axes.minorticks_off()
         axes.grid(alpha=0.25)

@@ -19,7 +19,7 @@ from hf_retarget.evaluation.batchnorm import BatchNormReset, reset_batchnorm
 from hf_retarget.matching.gradients import TEMPERATURE, evaluation_mode
 from hf_retarget.progress import SILENT, Progress
 from hf_retarget.recipe import PortOptions
-from hf_retarget.run import Run
+from hf_retarget.run import Run, return_memory
 
 MOST_CONFUSED = 1024
 """Maximum number of classes for a confusion matrix, whose size is the square."""
@@ -72,9 +72,23 @@ class Scorer:
                 for name, parameter in self.model.named_parameters():  # each tied one once
                     parameter.copy_(parameters[name])
 
-    def weights(self) -> dict[str, Tensor]:
-        """A copy of the model's weights."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+    def weights(self, known: Tensors | None = None) -> dict[str, Tensor]:
+        """A copy of the model's weights; those in `known`, which were loaded, are not copied again."""
+        state, known = self.model.state_dict(), known or {}
+        return {name: known[name] if name in known else state[name].detach().cpu().clone() for name in state}
+
+    @contextmanager
+    def without_weights(self) -> Iterator[None]:
+        """Release the memory of the model's parameters for a while; afterwards, weights must be loaded."""
+        shapes = {parameter: parameter.shape for parameter in self.model.parameters()}
+        for parameter in shapes:
+            parameter.data = parameter.data.new_empty(0)
+        try:
+            yield
+        finally:
+            return_memory()
+            for parameter, shape in shapes.items():
+                parameter.data = parameter.data.new_zeros(shape)
 
     def reset_batchnorm(self) -> BatchNormReset:
         """Estimate the BatchNorm statistics for the model's weights, always from the same images."""

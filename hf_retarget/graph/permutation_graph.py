@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -169,8 +169,15 @@ class PermutationGraph:
 
     def apply(self, permutation: Permutation, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Permuted copies of `tensors`: weights, gradients or deltas, all or only some of them."""
+        return dict(self.apply_each(permutation, tensors.items()))
+
+    def apply_each(
+        self, permutation: Permutation, tensors: Iterable[tuple[str, Tensor]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """What `apply` returns, tensor by tensor, for models that do not fit into memory twice."""
         self._own(permutation)
-        return {name: self._permute(name, tensor, permutation) for name, tensor in tensors.items()}
+        for name, tensor in tensors:
+            yield name, self._permute(name, tensor, permutation)
 
     def invert(self, permutation: Permutation) -> Permutation:
         """The permutation that undoes `permutation`."""

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,13 +66,14 @@ def descend(
     other orders and no guess, and the best result is kept. Stop after a sweep that gains less than `tolerance` of the
     objective's scale.
     """
-    identity = stacks.graph.identity()
-    first = _Descent(stacks, start or identity, seed)
-    if start is None and not first.guess():
-        first = _Descent(stacks, identity, seed)
-    runs = [first.run(max_sweeps, tolerance)]
-    for number in range(seed + 1, seed + restarts):
-        runs.append(_Descent(stacks, start or identity, number).run(max_sweeps, tolerance))
+    start, guesses, runs = start or stacks.graph.identity(), start is None, list[Match]()
+    for number in range(seed, seed + restarts):
+        with closing(_Descent(stacks, start, number)) as descent:
+            if not guesses or number != seed or descent.guess():
+                runs.append(descent.run(max_sweeps, tolerance))
+                continue
+        with closing(_Descent(stacks, start, number)) as descent:
+            runs.append(descent.run(max_sweeps, tolerance))
     return max(runs, key=lambda match: match.objective)
 
 
@@ -92,6 +94,10 @@ class _Descent:
         self.due = set(range(len(self.units)))
         pieces = [{n for name in unit.names for n in self.touching[name]} for unit in self.units]
         self.near = [{i for i, theirs in enumerate(pieces) if ours & theirs} for ours in pieces]
+
+    def close(self) -> None:
+        """Put the stacks back in their own order."""
+        self.source.put_back(self.graph.invert(Permutation(self.graph.fingerprint, self.indices)))
 
     def run(self, max_sweeps: int, tolerance: float) -> Match:
         """Sweep until no unit is due, or the gain is too small."""
@@ -150,7 +156,7 @@ class _Descent:
         dead = [
             name
             for name, numbers in self.touching.items()
-            if not any(all(self.pieces[number].norms) for number in numbers)
+            if not any(all(self.source.norms[number]) for number in numbers)
         ]
         if dead:
             listed = ", ".join(dead[:3]) + (f" and {len(dead) - 3} more" if len(dead) > 3 else "")
@@ -297,14 +303,18 @@ def _meet(one: Group, other: Group, pieces: list[Piece]) -> bool:
 
 
 class MovedSource:
-    """Both sides of the stacks by piece, with the source in the current order of its neurons."""
+    """Both sides of the stacks by piece, with the source in the current order of its neurons.
+
+    The sources are taken out of the stacks, so that memory holds them once, until they are put back.
+    """
 
     def __init__(self, stacks: Stacks, start: Permutation) -> None:
         self.weights = stacks.weights()
         self.constant = stacks.constant
         self.pieces = list(stacks.pieces.values())
-        moved = {name: index for name, index in start.indices.items() if not _is_identity(index)}
-        self.source = [gather(piece.source, piece.factors, moved) for piece in self.pieces]
+        self.norms = [piece.norms for piece in self.pieces]
+        moved = _changed(start)
+        self.source = [gather(piece.take_source(), piece.factors, moved) for piece in self.pieces]
         self._known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in self.pieces]
         room, self._keeps = _ROOM, set[int]()  # chosen here, so that it does not depend on the order of requests
         for number, piece in enumerate(self.pieces):
@@ -314,6 +324,12 @@ class MovedSource:
                 self._keeps.add(number)
                 room -= size
 
+    def put_back(self, inverse: Permutation) -> None:
+        """Return the sources to the stacks, in their own order."""
+        moved = _changed(inverse)
+        for piece in reversed(self.pieces):
+            piece.sources = [gather(self.source.pop(), piece.factors, moved)]
+
     def objective(self) -> float:
         """The current ⟨target, π source⟩."""
         return self.constant + sum(self._value(number, source) for number, source in enumerate(self.source))
@@ -321,7 +337,7 @@ class MovedSource:
     def scale(self, number: int) -> float:
         """The contribution of a perfectly matched piece to the objective."""
         piece = self.pieces[number]
-        return self.weights[piece.tensor] * math.prod(piece.norms)
+        return self.weights[piece.tensor] * math.prod(self.norms[number])
 
     def gains(self, number: int, batch: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
         """A piece's contribution if the source's neuron j moves to i, for each index of the batch axes."""
@@ -382,10 +398,12 @@ class MovedSource:
         if 2 * len(changed) > len(index) or piece.products is not None:
             return None
         old, new = source.index_select(axis, changed), source.index_select(axis, index[changed])
-        if source.data_ptr() == piece.source.data_ptr():
-            source = self.source[number] = source.clone()  # do not modify the stacks
         source.index_copy_(axis, changed, new)
         return piece.target.index_select(axis, changed), new.sub_(old)
+
+
+def _changed(permutation: Permutation) -> Moves:
+    return {name: index for name, index in permutation.indices.items() if not _is_identity(index)}
 
 
 def _is_identity(index: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,16 +50,17 @@ class Cosines(NamedTuple):
     """With this step's permutation, found with them."""
 
 
-def cosine(target: Tensors, source: Tensors) -> float | None:
+def cosine(target: Tensors, source: Iterable[tuple[str, Tensor]]) -> float | None:
     """The cosine of two sets of tensors, concatenated to vectors; None if one of them is zero.
 
     Example:
-        >>> cosine({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([4.0, 3.0])})
+        >>> cosine({"w": torch.tensor([3.0, 4.0])}, [("w", torch.tensor([4.0, 3.0]))])
         0.96
     """
-    product = math.fsum(_dot(ours, source[name]) for name, ours in target.items())
-    sizes = [math.fsum(_dot(each, each) for each in side.values()) for side in (target, source)]
-    return _share(product, math.sqrt(sizes[0]) * math.sqrt(sizes[1]))
+    dots = [(_dot(target[name], each), _dot(each, each)) for name, each in source]
+    ours = math.fsum(_dot(each, each) for each in target.values())
+    theirs = math.fsum(square for _, square in dots)
+    return _share(math.fsum(product for product, _ in dots), math.sqrt(ours) * math.sqrt(theirs))
 
 
 def measure_fit(stacks: Stacks, permutation: Permutation) -> Fit:

@@ -125,7 +125,7 @@ class Gradients:
         if absent := [name for name in wanted if name not in weights]:
             raise MatchError(f"the weights lack '{absent[0]}' ({len(absent)} of {len(wanted)} parameters are missing)")
         leaves = {name: weights[name].detach().to(device).requires_grad_() for name in wanted}
-        sums = {name: torch.zeros(leaves[name].shape, dtype=torch.float64, device=device) for name in wanted}
+        sums = dict[str, Tensor]()
         with matching_mode(self.model):
             seen = 0
             for inputs, labels in self.progress.track(batches, "gradients", total):
@@ -135,9 +135,13 @@ class Gradients:
         clear_caches(self.model)
         if not seen:
             raise MatchError("there are no minibatches to take gradients from; is the loader empty?")
+        for name in wanted:
+            sums.setdefault(name, torch.zeros(leaves[name].shape, device=device))
         if self.accelerator and processes > 1:
-            sums = {name: self.accelerator.reduce(added, "sum") for name, added in sums.items()}
-        found = {name: (sums.pop(name) / seen).float().cpu() for name in wanted}  # one by one, to save memory
+            sums = {name: self.accelerator.reduce(sums.pop(name).double(), "sum") for name in wanted}
+        if seen > 1:
+            sums = {name: sums.pop(name).double() / seen for name in wanted}
+        found = {name: sums.pop(name).float().cpu() for name in wanted}  # one by one, to save memory
         if broken := next((name for name, gradient in found.items() if not gradient.isfinite().all()), None):
             raise NotFiniteError(f"the gradient of '{broken}' is NaN or infinite")
         return found
@@ -147,7 +151,7 @@ class Gradients:
     ) -> None:
         size = len(labels)
         step = self.micro_batch or size
-        device = next(iter(sums.values())).device
+        device = next(iter(leaves.values())).device
         for start in range(0, size, step):
             part, answers = inputs[start : start + step].to(device), labels[start : start + step].to(device)
             clear_caches(self.model)  # values that some models cache for other weights, with their autograd graph
@@ -156,8 +160,10 @@ class Gradients:
                 loss = self.loss(functional_call(self.model, leaves, (part,)), answers)
             grads = list(torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True))
             for name in reversed(wanted):
-                if (grad := grads.pop()) is not None:
-                    sums[name] += grad.double() * (len(answers) / size)
+                if (grad := grads.pop()) is not None:  # a single one stays in its own precision, to save memory
+                    whole = len(answers) == size  # a copy, as autograd may return views
+                    share = grad.clone().contiguous() if whole else grad.double() * (len(answers) / size)
+                    sums[name] = sums[name].double() + share if name in sums else share
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hf_retarget.matching.fit import Cosines, cosine
 from hf_retarget.matching.objective import Stacks, Tensors
 from hf_retarget.matching.problem import Problem, State
 from hf_retarget.matching.trajectory import transplant
+from hf_retarget.run import return_memory
 
 Method = Callable[[Problem, State], State]
 
@@ -65,25 +66,32 @@ def _state(step: int, weights: Tensors, stacks: Stacks, found: Match, cosines: C
 
 def _cosines(problem: Problem, state: State, found: Match, target: Tensors, source: Tensors) -> Cosines:
     def moved(permutation: Permutation) -> float | None:
-        return cosine(target, problem.graph.apply(permutation, source))
+        return cosine(target, problem.graph.apply_each(permutation, source.items()))
 
     unseen = moved(state.permutation) if state.step else None  # nothing is matched before the first step
-    return Cosines(cosine(target, source), unseen, moved(found.permutation))
+    return Cosines(cosine(target, source.items()), unseen, moved(found.permutation))
 
 
 def fgmt(problem: Problem, state: State) -> State:
     """Fast gradient matching along the trajectory: one new pair of gradients per step, all pairs matched."""
-    found, cosines, _ = _match_gradients(problem, state)
-    return _port(problem, state, found, cosines)
+    return _port(problem, state, *_match_gradients(problem, state, last_use=True)[:2])
 
 
-def _match_gradients(problem: Problem, state: State) -> tuple[Match, Cosines, Tensors]:
-    # Also returns the new gradient of the target.
+def _match_gradients(problem: Problem, state: State, *, last_use: bool = False) -> tuple[Match, Cosines, Tensors]:
+    # Also returns the new gradient of the target, rounded. With `last_use`, the state's weights leave memory.
     step = state.step + 1
-    target, source = problem.gradient_at(state.weights, step), problem.source_gradient(step)
-    state.stacks.add(target, source)
+    source = problem.source_gradient(step)  # first, as it needs more memory
+    pair = [problem.gradient_at(state.weights, step), source]
+    del source
+    if last_use:
+        state.weights = {}
+    return_memory()
+    state.stacks.add(*pair)
+    for side in (0, 1):  # half the memory during the search, and enough for signs and cosines
+        left, pair[side] = dict(pair[side]), {}
+        pair[side] = {name: left.pop(name).bfloat16() for name in list(left)}
     found = problem.solve(state.stacks, state.permutation)
-    return found, _cosines(problem, state, found, target, source), target
+    return found, _cosines(problem, state, found, *pair), pair[0]
 
 
 def gmt(problem: Problem, state: State) -> State:
@@ -113,12 +121,14 @@ def naive_sign(problem: Problem, state: State) -> State:
 
 
 def _step_downhill(problem: Problem, state: State, permutation: Permutation, gradient: Tensors) -> Tensors:
-    before, after = problem.trajectory.delta(state.step), problem.trajectory.delta(state.step + 1)
-    moves = problem.graph.apply(permutation, {name: after[name] - before[name] for name in after})
-    for name, move in moves.items():
+    before, after = (dict(problem.trajectory.delta(step)) for step in (state.step, state.step + 1))
+    moves = ((name, after.pop(name) - before.pop(name)) for name in state.weights)
+    weights = {}
+    for name, move in problem.graph.apply_each(permutation, moves):
         if name in gradient:
-            moves[name] = torch.where(torch.sign(move) == -torch.sign(gradient[name]), move, 0.0)
-    return {name: weight + moves[name] for name, weight in state.weights.items()}
+            move = torch.where(torch.sign(move) == -torch.sign(gradient[name]), move, 0.0)
+        weights[name] = state.weights[name] + move
+    return weights
 
 
 def naive(problem: Problem, state: State) -> State:

@@ -93,6 +93,11 @@ class Piece:
         """The source's side."""
         return _whole(self.sources)
 
+    def take_source(self) -> Tensor:
+        """Take the source's side out of the piece, until it is put back."""
+        source, self.sources = self.source, []
+        return source
+
     @property
     def elements(self) -> int:
         """The number of elements of both sides."""
@@ -224,8 +229,10 @@ def _factors(block: Block) -> tuple[Factor, ...]:
 
 
 def _arrange(block: Block, tensor: Tensor) -> Tensor:
-    view = block.view(tensor.detach().clone().float().contiguous())  # a copy, as the caller may change the original
+    view = block.view(tensor.detach().contiguous())
     kept = _kept(block)
     rest = [place for place in range(view.dim()) if place not in kept]
     sizes = [view.shape[place] for place in kept]
-    return view.permute([*kept, *rest]).reshape(*sizes, prod(view.shape[place] for place in rest))
+    # A copy of nothing but the block, as the caller may change the original.
+    own = view.permute([*kept, *rest]).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    return own.reshape(*sizes, prod(view.shape[place] for place in rest))

@@ -112,8 +112,10 @@ def transplant(
 ) -> dict[str, Tensor]:
     """target + scale · π delta."""
     same_tensors(target, delta, "target", "delta")
-    moved = graph.apply(permutation, delta)
-    return {name: weight + scale * moved.pop(name).to(weight) for name, weight in target.items()}
+    left = dict(delta)
+    del delta  # its tensors leave memory one by one
+    moved = graph.apply_each(permutation, ((name, left.pop(name)) for name in target))
+    return {name: target[name] + scale * each.to(target[name]) for name, each in moved}
 
 
 def same_tensors(ours: Tensors, theirs: Tensors, our_name: str, their_name: str) -> None:

@@ -257,7 +257,11 @@ def _follow(contest: Contest, contender: Contender, course: str, advance: Advanc
             break
         before = dict(contest.run.clock.seconds)
         with _naming_step(step, tracks):
-            with contest.run.clock.stage("matching"), warnings.catch_warnings(record=True) as caught:
+            with (
+                contest.run.clock.stage("matching"),
+                contest.scorer.without_weights(),  # gradients are taken at other weights
+                warnings.catch_warnings(record=True) as caught,
+            ):
                 state, offered = advance(state, tracks)
             # With a zero head, all first gradients but the head's own are zero: no reason to warn.
             for words in {str(each.message) for each in caught if step > 1} - warned:
@@ -284,7 +288,8 @@ def _add_step(contest: Contest, track: Track, state: State, weights: Tensors, be
     track.steps.append(_describe_step(contest, state, score, before))
     if track.best is None or rank(score) > rank(track.steps[track.best.step - 1]):
         fit = asdict(measure_fit(state.stacks, state.permutation))
-        track.best = BestStep(state.step, scorer.weights(), state.permutation, reset.to_json(), fit)
+        reached = scorer.weights(known=weights)
+        track.best = BestStep(state.step, reached, state.permutation, reset.to_json(), fit)
         track.score = score
 
 

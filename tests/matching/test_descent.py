@@ -128,6 +128,19 @@ def test_objective_never_falls(network, noise):
         )  # not worse than the identity
 
 
+@pytest.mark.parametrize("start", ["guess", "given"])
+def test_a_search_leaves_the_stacks_as_they_were(network, noise, start):
+    model, graph, _ = network
+    stacks = Stacks(graph)
+    stacks.add(noise(model, 0), noise(model, 1))
+    before = [(piece.target.clone(), piece.source.clone()) for piece in stacks.pieces.values()]
+    found = descend(stacks, graph.random(0) if start == "given" else None, restarts=2)
+    assert found.permutation.moved > 0
+    for piece, (target, source) in zip(stacks.pieces.values(), before, strict=True):
+        assert torch.equal(piece.target, target)
+        assert torch.equal(piece.source, source)
+
+
 def test_same_seed_same_result_and_restarts_never_hurt(network, noise):
     model, graph, _ = network
     stacks = stacked(graph, noise(model, 1), noise(model, 2))
@@ -254,6 +267,7 @@ def test_products_that_are_corrected_equal_those_computed_anew(noise):
             assert gains == pytest.approx(anew, rel=1e-3, abs=1e-3)
             corrected += 1
     assert corrected >= len(graph)  # nothing was compared otherwise
+    descent.close()
     assert stacks.pieces["0.weight", 0].source.equal(
         stacked(graph, noise(model, 0), noise(model, 1)).pieces["0.weight", 0].source
     )

@@ -16,10 +16,10 @@ from hf_retarget.matching.trajectory import LinearTrajectory
 
 def test_cosines_of_sets_of_tensors():
     ours = {"a": torch.tensor([[1.0, 0.0]]), "b": torch.tensor([2.0])}
-    assert cosine(ours, ours) == 1.0
-    assert cosine(ours, {name: -3 * tensor for name, tensor in ours.items()}) == -1.0
-    assert cosine(ours, {"a": torch.tensor([[0.0, 5.0]]), "b": torch.tensor([0.0])}) == 0.0
-    assert cosine(ours, {name: 0 * tensor for name, tensor in ours.items()}) is None
+    assert cosine(ours, ours.items()) == 1.0
+    assert cosine(ours, {name: -3 * tensor for name, tensor in ours.items()}.items()) == -1.0
+    assert cosine(ours, {"a": torch.tensor([[0.0, 5.0]]), "b": torch.tensor([0.0])}.items()) == 0.0
+    assert cosine(ours, {name: 0 * tensor for name, tensor in ours.items()}.items()) is None
 
 
 @pytest.mark.parametrize("compression", [None, Compression(energy=0.9999)])

@@ -15,7 +15,10 @@ from hf_retarget.matching.objective import Compression, Stacks
 
 
 def value(stacks: Stacks, permutation) -> float:
-    return MovedSource(stacks, permutation).objective()
+    source = MovedSource(stacks, permutation)
+    found = source.objective()
+    source.put_back(stacks.graph.invert(permutation))
+    return found
 
 
 def expected(graph, pairs, permutation) -> float:
