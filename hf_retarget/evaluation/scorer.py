@@ -25,6 +25,7 @@ MOST_CONFUSED = 1024
 """Maximum number of classes for a confusion matrix, whose size is the square."""
 ROWS = 1024
 """Outputs are looked at so many rows at a time, as that takes several copies of them."""
+_LARGE = 1 << 29  # bytes of a model from which returning memory matters more than the time it takes
 
 Tensors = Mapping[str, Tensor]
 
@@ -81,12 +82,16 @@ class Scorer:
     def without_weights(self) -> Iterator[None]:
         """Release the memory of the model's parameters for a while; afterwards, weights must be loaded."""
         shapes = {parameter: parameter.shape for parameter in self.model.parameters()}
+        size = sum(parameter.nbytes for parameter in shapes)
         for parameter in shapes:
             parameter.data = parameter.data.new_empty(0)
+        if size >= _LARGE:
+            return_memory()
         try:
             yield
         finally:
-            return_memory()
+            if size >= _LARGE:
+                return_memory()
             for parameter, shape in shapes.items():
                 parameter.data = parameter.data.new_zeros(shape)
 

@@ -162,9 +162,12 @@ class Solvers:
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.count, "assignment")
 
-    def assign(self, gains: Gains) -> Callable[[], Solution]:
-        """Start solving; return a function that waits for the permutation and its gain."""
-        if self.count < 2 or len(gains) < self.smallest:
+    def assign(self, gains: Gains, *, alone: bool = False) -> Callable[[], Solution]:
+        """Start solving; return a function that waits for the permutation and its gain.
+
+        One that is alone is solved by this process, when it is waited for.
+        """
+        if alone or self.count < 2 or len(gains) < self.smallest:
             return lambda: assign(gains)
         return self._threads.submit(self._ask, np.ascontiguousarray(gains, np.float64)).result
 

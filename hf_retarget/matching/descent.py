@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -176,19 +177,19 @@ class _Descent:
                     break
                 if number not in blocked:
                     waiting.remove(number)
-                    flying.append((number, self._begin(self.units[number])))
+                    flying.append((number, self._begin(self.units[number], alone=len(order) == 1)))
                 blocked |= self.near[number]
             number, wait = flying.popleft()
             yield number, self._judge(*wait(), scale)
 
     def _solve(self, unit: Unit) -> Moves:
-        return self._judge(*self._begin(unit)(), scale=0.0)
+        return self._judge(*self._begin(unit, alone=True)(), scale=0.0)
 
-    def _begin(self, unit: Unit) -> Callable[[], Solved]:
+    def _begin(self, unit: Unit, *, alone: bool) -> Callable[[], Solved]:
         if unit.inners:
             solved = self._solve_nested(unit)
             return lambda: solved
-        return self._solve_one(unit.group)
+        return self._solve_one(unit.group, alone=alone)
 
     def _judge(self, moves: Moves, gain: float, scale: float) -> Moves:
         moves = {name: index for name, index in moves.items() if not _is_identity(index)}
@@ -198,7 +199,7 @@ class _Descent:
             gain = sum(self.source.try_out(number, moves) for number in numbers)
         return moves if gain > 1e-9 * scale else {}  # less could be rounding
 
-    def _solve_one(self, group: Group) -> Callable[[], Solved]:
+    def _solve_one(self, group: Group, *, alone: bool) -> Callable[[], Solved]:
         gains = np.zeros((*group.blocks, group.size, group.size), np.float64)
         for number in self.touching[group.name]:
             piece = self.pieces[number]
@@ -206,7 +207,7 @@ class _Descent:
                 outer = piece.factors[position].outer
                 gains += self.source.gains(number, outer, (position,)).reshape(gains.shape)
         stay = _stay(gains)
-        wait = SOLVERS.assign(gains) if not group.blocks else lambda: assign_rows(gains)
+        wait = partial(assign_rows, gains) if group.blocks else SOLVERS.assign(gains, alone=alone)
 
         def finish() -> Solved:
             index, best = wait()

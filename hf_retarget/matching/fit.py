@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_retarget.graph.permutation import Permutation, gather
+from hf_retarget.graph.permutation_graph import PermutationGraph
 from hf_retarget.matching.objective import Stacks, Tensors
 
 
@@ -50,17 +51,14 @@ class Cosines(NamedTuple):
     """With this step's permutation, found with them."""
 
 
-def cosine(target: Tensors, source: Iterable[tuple[str, Tensor]]) -> float | None:
-    """The cosine of two sets of tensors, concatenated to vectors; None if one of them is zero.
-
-    Example:
-        >>> cosine({"w": torch.tensor([3.0, 4.0])}, [("w", torch.tensor([4.0, 3.0]))])
-        0.96
-    """
-    dots = [(_dot(target[name], each), _dot(each, each)) for name, each in source]
-    ours = math.fsum(_dot(each, each) for each in target.values())
-    theirs = math.fsum(square for _, square in dots)
-    return _share(math.fsum(product for product, _ in dots), math.sqrt(ours) * math.sqrt(theirs))
+def cosines(
+    target: Tensors, source: Tensors, graph: PermutationGraph, permutations: Sequence[Permutation]
+) -> list[float | None]:
+    """The cosines of a set of tensors, as a vector, to another as it is and permuted; None if one of them is zero."""
+    rest = (graph.apply_each(each, source.items()) for each in permutations)
+    dots = [math.fsum(_dot(target[name], each) for name, each in some) for some in (source.items(), *rest)]
+    norms = [math.sqrt(math.fsum(_dot(each, each) for each in side.values())) for side in (target, source)]
+    return [_share(each, math.prod(norms)) for each in dots]
 
 
 def measure_fit(stacks: Stacks, permutation: Permutation) -> Fit:

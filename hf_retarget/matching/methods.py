@@ -16,11 +16,10 @@ from hf_retarget.errors import MatchError
 from hf_retarget.graph.permutation import Permutation
 from hf_retarget.graph.permutation_graph import PermutationGraph
 from hf_retarget.matching.descent import Match, descend
-from hf_retarget.matching.fit import Cosines, cosine
+from hf_retarget.matching.fit import Cosines, cosines
 from hf_retarget.matching.objective import Stacks, Tensors
 from hf_retarget.matching.problem import Problem, State
 from hf_retarget.matching.trajectory import transplant
-from hf_retarget.run import return_memory
 
 Method = Callable[[Problem, State], State]
 
@@ -65,11 +64,9 @@ def _state(step: int, weights: Tensors, stacks: Stacks, found: Match, cosines: C
 
 
 def _cosines(problem: Problem, state: State, found: Match, target: Tensors, source: Tensors) -> Cosines:
-    def moved(permutation: Permutation) -> float | None:
-        return cosine(target, problem.graph.apply_each(permutation, source.items()))
-
-    unseen = moved(state.permutation) if state.step else None  # nothing is matched before the first step
-    return Cosines(cosine(target, source.items()), unseen, moved(found.permutation))
+    known = [state.permutation] if state.step else []  # nothing is matched before the first step
+    before, *unseen, after = cosines(target, source, problem.graph, [*known, found.permutation])
+    return Cosines(before, unseen[0] if unseen else None, after)
 
 
 def fgmt(problem: Problem, state: State) -> State:
@@ -85,7 +82,6 @@ def _match_gradients(problem: Problem, state: State, *, last_use: bool = False) 
     del source
     if last_use:
         state.weights = {}
-    return_memory()
     state.stacks.add(*pair)
     for side in (0, 1):  # half the memory during the search, and enough for signs and cosines
         left, pair[side] = dict(pair[side]), {}

@@ -18,7 +18,6 @@ from hf_retarget.matching.gradients import GradientCache
 from hf_retarget.matching.objective import Compression, Piece, Stacks, Tensors
 from hf_retarget.matching.trajectory import Trajectory, same_tensors
 from hf_retarget.progress import SILENT, Progress
-from hf_retarget.run import return_memory
 
 GradientAt = Callable[[Tensors, int], dict[str, Tensor]]
 """The gradient at some weights on the minibatches of a step, which are the same for both bases."""
@@ -76,13 +75,11 @@ class Problem:
         """∇L at `weights` on the minibatches of `step`."""
         if self.gradient is None:
             raise MatchError("this method needs gradients; pass a function that computes them (gradient=)")
-        return_memory()
         return self.gradient(weights, step)
 
     def solve(self, stacks: Stacks, current: Permutation) -> Match:
         """The best permutation for the stacks."""
         options = self.options
-        return_memory()
         for _ in self.progress.track([stacks], "searching the permutation"):
             start = current if options.start == "warm" and stacks.steps > 1 else None
             found = descend(stacks, start, seed=options.seed, restarts=options.restarts)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import hf_retarget as rt
 from hf_retarget.matching.descent import descend
-from hf_retarget.matching.fit import Cosines, cosine, measure_fit
+from hf_retarget.matching.fit import Cosines, cosines, measure_fit
 from hf_retarget.matching.methods import begin
 from hf_retarget.matching.objective import Compression, Stacks
 from hf_retarget.matching.problem import Problem, State
 from hf_retarget.matching.trajectory import LinearTrajectory
 
 
-def test_cosines_of_sets_of_tensors():
-    ours = {"a": torch.tensor([[1.0, 0.0]]), "b": torch.tensor([2.0])}
-    assert cosine(ours, ours.items()) == 1.0
-    assert cosine(ours, {name: -3 * tensor for name, tensor in ours.items()}.items()) == -1.0
-    assert cosine(ours, {"a": torch.tensor([[0.0, 5.0]]), "b": torch.tensor([0.0])}.items()) == 0.0
-    assert cosine(ours, {name: 0 * tensor for name, tensor in ours.items()}.items()) is None
+def test_cosines_of_sets_of_tensors(network, noise):
+    model, graph, _ = network
+    ours, permutation = noise(model, 0), graph.random(0)
+    theirs = graph.apply(graph.invert(permutation), ours)
+    before, after = cosines(ours, theirs, graph, [permutation])
+    assert after == 1.0
+    assert before == pytest.approx(cosines(theirs, ours, graph, [])[0])
+    assert before < 1.0
+    assert cosines(ours, {name: -3 * tensor for name, tensor in ours.items()}, graph, []) == [-1.0]
+    assert cosines(ours, {name: 0 * tensor for name, tensor in ours.items()}, graph, []) == [None]
 
 
 @pytest.mark.parametrize("compression", [None, Compression(energy=0.9999)])
