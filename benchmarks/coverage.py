@@ -2,7 +2,7 @@
 
     python benchmarks/coverage.py                         # one small model of each of timm's 97 families
     python benchmarks/coverage.py --sample 100 --seed 0   # further names, drawn at random
-    python benchmarks/coverage.py resnet50 vit_large_patch16_224 --no-check
+    python benchmarks/coverage.py resnet50 vit_large_patch16_224 --no-verify
 
 Each model runs in its own process, so that its peak memory is its own. Rows are written as they are measured; with
 `--resume`, models that are in the CSV without a failure are skipped.
@@ -114,7 +114,7 @@ def verify(model: nn.Module, graph: PermutationGraph) -> Verification:
 
 def in_own_process(name: str, check: bool) -> dict[str, object]:
     """Run `measure` in a fresh interpreter."""
-    command = [sys.executable, __file__, "--one", name, *([] if check else ["--no-check"])]
+    command = [sys.executable, __file__, "--one", name, *([] if check else ["--no-verify"])]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
@@ -193,7 +193,7 @@ def _number(row: dict[str, object], column: str) -> float:
 @click.argument("names", nargs=-1)
 @click.option("--sample", default=0, help="Draw this many further timm names instead of the families.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
-@click.option("--check/--no-check", default=True, help="Verify every graph.")
+@click.option("--verify/--no-verify", default=True, help="Verify every graph.")
 @click.option("--jobs", default=2, show_default=True, help="Number of models measured at once.")
 @click.option("--csv", "output", default="coverage.csv", show_default=True, type=Path, help="File for the rows.")
 @click.option("--resume", is_flag=True, help="Keep the rows that are in the CSV already.")

@@ -72,7 +72,7 @@ def measure(name: str, seed: int, situation: str) -> dict[str, Any]:
     """Port in one situation, and put the figures of all contenders together."""
     bench, old, new = make_bases(name)
     tuned = tune(name, bench, old, seed, SITUATIONS[situation].get("tuned", ""))
-    changes = {"port.seed": seed, "port.check": False, "port.control": "none", **SITUATIONS[situation]}
+    changes = {"port.seed": seed, "port.verify": False, "port.control": "none", **SITUATIONS[situation]}
     changes.pop("tuned", None)
     more: dict[str, Any] = {"also_data_fit": True} if changes.pop("also_data_fit", False) else {}
     if changes.pop("noisy", False):
@@ -192,7 +192,7 @@ def compare_time(name: str) -> str:
     bench, old, new = make_bases(name)
     tuned, seconds = tune(name, bench, old, 0), {}
     for method in ("fgmt-sign", "auto"):
-        recipe, began = bench.recipe.override(**{"port.method": method, "port.check": False}), time.perf_counter()
+        recipe, began = bench.recipe.override(**{"port.method": method, "port.verify": False}), time.perf_counter()
         rt.port(old, tuned, new, bench.pictures, recipe=recipe)
         seconds[method] = time.perf_counter() - began
     ratio = seconds["auto"] / seconds["fgmt-sign"]

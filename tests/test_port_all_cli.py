@@ -37,7 +37,7 @@ SHORT = (
     "1",
     "--device",
     "cpu",
-    "--no-check",
+    "--no-verify",
 )
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "port_organisation.py"
 PAIR = ("Bag", "Coat")
@@ -180,7 +180,7 @@ def test_an_interrupted_run_goes_on(models, tmp_path, monkeypatch):
 
 def test_python_takes_jobs_and_several_names_follow_one_option(models, tmp_path):
     naive = {"data.limit": 60, "data.image_size": 28, "data.validation": 0.2, "port.method": "naive", "port.steps": 1}
-    naive |= {"port.control": "none", "port.check": False, "port.bn_batches": 1, "port.batch_size": 16}
+    naive |= {"port.control": "none", "port.verify": False, "port.bn_batches": 1, "port.batch_size": 16}
     jobs = [
         models / "all",
         PortJob(str(models / "two"), data="fashion-mnist", overrides=naive | {"data.classes": PAIR}),

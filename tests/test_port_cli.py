@@ -117,7 +117,7 @@ def test_the_table_the_verdict_and_the_folder_are_on_stdout(whole):
 
 
 def test_the_mask_alone_stands_beside_masked_steps(trio, tmp_path):
-    masked = ("--method", "fgmt-sign", "--no-check", "-q")
+    masked = ("--method", "fgmt-sign", "--no-verify", "-q")
     result = run("port", *trio, *DATA, *SMALL, *masked, "--out", str(tmp_path / "ported"))
     assert result.exit_code == 0, result.output
     rows = [line.split("  ")[0] for line in result.stdout.splitlines()]
@@ -180,7 +180,7 @@ def test_two_processes_make_the_same_files_as_one(whole, trio, tmp_path):
 
 
 def test_two_processes_choose_the_same_contender_as_one(trio, tmp_path):
-    quick = (*DATA, *SMALL, "--no-check", "--control", "none", "-q")
+    quick = (*DATA, *SMALL, "--no-verify", "--control", "none", "-q")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hf_retarget")
     for name, how in (("one", {}), ("two", {"module": torchrun})):
         running = start("port", *trio, *quick, "--out", tmp_path / name, **how)
@@ -249,7 +249,7 @@ def test_a_dry_run_takes_one_minibatch_however_many_the_port_would(trio, monkeyp
 
 def test_on_a_terminal_there_is_a_table(trio, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    naive = ("--control", "none", "--method", "naive", "--no-check", "--out", str(tmp_path / "ported"))
+    naive = ("--control", "none", "--method", "naive", "--no-verify", "--out", str(tmp_path / "ported"))
     main(["port", *trio, *DATA, *SHORT, *naive], standalone_mode=False)
     text = capsys.readouterr().out
     assert "───" in text
@@ -335,7 +335,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(trio, tmp_path):
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "from hf_retarget.cli import main; main()"
     )
-    running = start("port", *trio, *DATA, *SHORT, "--no-check", "--out", tmp_path / "ported", module=("-c", limited))
+    running = start("port", *trio, *DATA, *SHORT, "--no-verify", "--out", tmp_path / "ported", module=("-c", limited))
     text, errors = running.communicate(timeout=200)
     assert (running.returncode, text) == (1, "")
     assert errors.splitlines()[-1].startswith(f"Error: cannot keep step 1 in '{tmp_path / '.ported.work'}': ")
@@ -345,7 +345,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(trio, tmp_path):
 
 
 def test_an_interrupted_port_says_how_to_go_on(trio, tmp_path):
-    arguments = (*trio, *DATA, *SHORT, "--no-check", "--out", tmp_path / "ported")
+    arguments = (*trio, *DATA, *SHORT, "--no-verify", "--out", tmp_path / "ported")
     running = start("port", *arguments)
     wait_for(tmp_path / ".ported.work" / "fgmt.progress.json", running)
     running.send_signal(signal.SIGINT)
@@ -383,7 +383,7 @@ def test_help_says_what_the_tool_does():
 
 def test_without_out_the_result_is_named_after_the_models(models, trio, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ("port", *trio, *DATA, *SHORT, "--control", "none", "--no-check")
+    command = ("port", *trio, *DATA, *SHORT, "--control", "none", "--no-verify")
     done = run(*command)
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines()[0] == "the result goes to tuned-on-new"

@@ -224,6 +224,10 @@ def test_an_override_changes_one_thing_and_leaves_the_recipe():
         recipe.name = "other"
 
 
+def test_a_recipe_of_an_earlier_port_keeps_its_meaning():
+    assert Recipe.from_dict({"port": {"check": False}}).port.verify is False
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [

@@ -51,7 +51,7 @@ class Run:
     def overrides(self) -> dict[str, Any]:
         """The recipe of the port."""
         method, *twists = self.method.split("+")
-        values: dict[str, Any] = {"port.method": method, "port.seed": self.seed, "port.check": self.seed == 0}
+        values: dict[str, Any] = {"port.method": method, "port.seed": self.seed, "port.verify": self.seed == 0}
         for twist in twists:
             values |= TWISTS[twist]
         return values

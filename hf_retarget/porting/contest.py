@@ -240,7 +240,7 @@ class Contest:
     def traced(self) -> Traced:
         """The permutation graph, traced and verified when it is first needed."""
         with self.run.stage("tracing", "tracing the model"):
-            inputs, check = self.inputs, self.recipe.port.check
+            inputs, check = self.inputs, self.recipe.port.verify
             found = trace_model(inputs.model, inputs.preprocess.input_size, check=check, key=inputs.structure)
         if found.held:
             self.run.progress.say(f"{len(found.held)} groups act on fixed tables of the new base and are not permuted")

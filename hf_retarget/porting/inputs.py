@@ -398,7 +398,7 @@ def trace_model(
     if result is not None and not result.passed:
         raise PortError(
             f"the permutation graph of {type(model).__name__} cannot be trusted: {result.verdict} "
-            "Please report the model; --no-check continues at your own risk"
+            "Please report the model; --no-verify continues at your own risk"
         )
     if key is not None and result is not None:
         keep_graph(key, graph, result)

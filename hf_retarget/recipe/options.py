@@ -119,7 +119,7 @@ class PortOptions(_Options):
         None, "stop after this many steps without a better validation score (never if not given)", least=1
     )
     control: str = _option("full", "what the port is compared with", choices=("full", "naive", "none"))
-    check: bool = _option(True, "verify the permutation graph before the port")
+    verify: bool = _option(True, "verify the permutation graph before the port")
     samples: int = _option(
         12, "test images shown in the report with the models' predictions (0: none)", least=0, most=48
     )

@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, type] = {each.section: each for each in (DataOptions, Por
 _TEXTS = ("name", "description")
 _LENGTHS = {"steps", "epochs"}
 _SUFFIXES = (".yaml", ".yml")
+_RENAMED = {"port.check": "verify"}  # in recipes of earlier ports
 
 
 def fields() -> tuple[Field, ...]:
@@ -110,6 +111,7 @@ def _changed_section(options: Any, section: str, changes: Any) -> Any:
         raise RecipeError(f"{section} is {changes!r}, but must be a section with fields like '{next(iter(known))}: …'")
     values: dict[str, Any] = {}
     for name, value in changes.items():
+        name = _RENAMED.get(f"{section}.{name}", name)
         if name not in known:
             hint = nearest(name, known) or f" (there are {', '.join(known)})"
             raise RecipeError(f"unknown field '{section}.{name}'{hint}")

@@ -25,7 +25,7 @@ SHORT = {
     "port.bn_batches": 1,
     "port.method": "naive",
     "port.control": "none",
-    "port.check": False,
+    "port.verify": False,
     "port.samples": 0,
 }
 

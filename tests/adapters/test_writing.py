@@ -217,7 +217,7 @@ def test_a_ported_adapter_can_be_ported_again(ported, make, colours, short, tmp_
 def test_the_terminal_reports_the_adapter_and_the_folder_is_pushed(ported, colours, short, connected, tmp_path):
     _, place = ported
     flags = ["--src-base", place / "old", "--src-ft", place / "tuned", "--new-base", place / "new", "--data", colours]
-    flags += ["--data-image-size", 32, "--method", "naive", "--control", "none", "--steps", 1, "--no-check"]
+    flags += ["--data-image-size", 32, "--method", "naive", "--control", "none", "--steps", 1, "--no-verify"]
     flags += ["--save-as", "lora", "--energy", 0.9, "--samples", 0, "--device", "cpu", "--out", tmp_path / "out"]
     done = CliRunner().invoke(main, ["port", *map(str, flags), "--push-to-hub", "birds"])
     assert done.exit_code == 0, done.output

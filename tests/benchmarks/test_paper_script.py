@@ -50,7 +50,7 @@ for line in Path(sys.argv[1]).read_text().splitlines():
         arguments = ["1" if each == "43" else each for each in arguments]
     else:
         assert arguments[-1] == "--dry-run"
-        small += ["--json", "--no-check"]
+        small += ["--json", "--no-verify"]
     result = CliRunner().invoke(main, arguments + small)
     words = result.stdout if result.exit_code == 0 else result.output + repr(result.exception)
     done.append([result.exit_code, words])

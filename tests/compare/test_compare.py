@@ -188,7 +188,7 @@ def test_real_ports_are_read(tmp_path):
         for parameter in tuned.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     recipe = Recipe("tiny").override(
-        **{"data.image_size": 12, "data.validation": 0.3, "port.steps": 2, "port.batch_size": 8, "port.check": False,
+        **{"data.image_size": 12, "data.validation": 0.3, "port.steps": 2, "port.batch_size": 8, "port.verify": False,
            "port.grad_batches": 1, "port.method": "fgmt", "finetune.steps": 2, "finetune.batch_size": 8}
     )  # fmt: skip
     for seed in (0, 1):

@@ -314,7 +314,7 @@ def ported(tmp_path_factory) -> Path:
         shaken = {key: value + 0.01 * torch.randn_like(value) if value.is_floating_point() and "running" not in key else value for key, value in old.state_dict().items()}  # fmt: skip
         sides.append(save_model(folder / name, shaken, like))
     short = {"steps": 1, "batch_size": 8, "grad_batches": 1, "bn_batches": 1, "control": "none", "method": "fgmt"}
-    short |= {"check": False}
+    short |= {"verify": False}
     data = {"data.limit": 60, "data.image_size": 28, "data.validation": 0.2}
     options = {**data, **{f"port.{name}": value for name, value in short.items()}}
     result: PortResult = rt.port(*sides, "fashion-mnist", overrides=options, out=folder / "ported", quiet=True)

@@ -329,7 +329,7 @@ def test_a_plane_is_added_to_the_report_of_a_port(colours, tmp_path):
     with torch.no_grad():
         for parameter in tuned.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    short = SMALL.override(**{"port.method": "fgmt", "port.steps": 2, "port.grad_batches": 1, "port.check": False})
+    short = SMALL.override(**{"port.method": "fgmt", "port.steps": 2, "port.grad_batches": 1, "port.verify": False})
     ported = rt.port(old, tuned, new, str(colours), recipe=short, device="cpu").save(tmp_path / "ported")
     port = read_document(ported / "port.json")
     model = make_net(1)

@@ -243,7 +243,7 @@ def test_a_registered_contender_appears_everywhere(register_coin, sides, tmp_pat
     old, tuned, new = sides
     out = tmp_path / "ported"
     bases = ("--src-base", old, "--new-base", new)
-    terminal = run("port", *bases, "--src-ft", tuned, *TINY, "--no-check", "--out", out)
+    terminal = run("port", *bases, "--src-ft", tuned, *TINY, "--no-verify", "--out", out)
     assert any(line.startswith(LABEL) for line in terminal.splitlines())
     found = read_document(out / "port.json").find("coin")
     base = read_document(out / "port.json").find("base")
@@ -258,7 +258,7 @@ def test_a_registered_contender_appears_everywhere(register_coin, sides, tmp_pat
     assert compared.to_json()["groups"][0]["top1"]["coin"]["mean"] == found.test.top1
     assert SHORT in draw_comparison_page(compared.to_json())
     assert SHORT.upper() in run("compare", out).splitlines()[0]
-    table = run("port-all", *bases, "--models", tuned, *TINY, "--no-check", "--out", tmp_path / "all")
+    table = run("port-all", *bases, "--models", tuned, *TINY, "--no-verify", "--out", tmp_path / "all")
     assert SHORT.upper() in table.splitlines()[0]
     summary = json.loads((tmp_path / "all" / "port-all.json").read_text())
     assert summary["models"][0]["top1"]["coin"] == found.test.top1
@@ -270,7 +270,7 @@ def test_a_contender_that_declines_or_fails_is_a_note(make, words, register_coin
     recipe = rt.load_recipe("fashion-mnist").override(
         **{"data.limit": 60, "data.image_size": 28, "data.validation": 0.2},
         **{"port.method": "naive", "port.steps": 1, "port.batch_size": 16, "port.control": "naive"},
-        **{"port.check": False, "port.bn_batches": 1},
+        **{"port.verify": False, "port.bn_batches": 1},
     )
     document = rt.port(*sides, recipe=recipe).document
     assert document.find("coin") is None

@@ -611,7 +611,7 @@ def test_bad_input_is_refused_before_anything_is_written(change, values, error, 
 def test_a_graph_that_fails_verification_is_an_error(nets, colours, monkeypatch):
     failed = Verification(1.0, 0.0, 1e-8, 2, (), 0.0)
     monkeypatch.setattr(inputs, "verify", lambda *_, **__: failed)
-    with pytest.raises(rt.PortError, match=r"cannot be trusted: FAILED.*--no-check"):
+    with pytest.raises(rt.PortError, match=r"cannot be trusted: FAILED.*--no-verify"):
         rt.port(*nets, colours, recipe=make_recipe())
     unchecked = rt.port(*nets, colours, recipe=make_recipe(check=False, control="none"))
     assert unchecked.document.graph["check"] is None

@@ -64,7 +64,7 @@ def test_a_port_is_saved_like_transformers_does(trio, colours):
 def test_models_from_python(trio, colours):
     load = transformers.AutoModelForImageClassification.from_pretrained
     sides = [load(trio / name) for name in ("old", "tuned", "new")]
-    quick = SHORT | {"data.image_size": 16, "port.method": "naive", "port.control": "none", "port.check": False}
+    quick = SHORT | {"data.image_size": 16, "port.method": "naive", "port.control": "none", "port.verify": False}
     result = rt.port(*sides, colours, overrides=quick)
     assert result.inputs.target.library == "transformers"
     again = load_checkpoint(result.save(trio / "again"))
@@ -73,7 +73,7 @@ def test_models_from_python(trio, colours):
 
 @pytest.mark.parametrize("trio", ["ViT"], indirect=True)
 def test_a_pushed_port_is_loaded_by_a_transformers_pipeline(trio, colours, connected, tmp_path):
-    quick = SHORT | {"port.method": "naive", "port.control": "none", "port.check": False}
+    quick = SHORT | {"port.method": "naive", "port.control": "none", "port.verify": False}
     result = rt.port(*(trio / name for name in ("old", "tuned", "new")), colours, overrides=quick, device="cpu")
     pushed = result.push_to_hub("birds", revision="v2", private=True)
     assert "preprocessor_config.json" in pushed.files

@@ -23,7 +23,7 @@ SHORT = {
     "port.grad_batches": 2,
     "port.batch_size": 8,
     "port.bn_batches": 1,
-    "port.check": False,
+    "port.verify": False,
 }
 LENGTHS = {
     "none": {},

@@ -20,7 +20,7 @@ from hf_retarget.cli import main
 from hf_retarget.models import load_checkpoint, save_model
 
 DATA = ("--data", "fashion-mnist", "--data-limit", "60", "--data-image-size", "28", "--data-validation", "0.2")
-QUICK = ("--method", "naive", "--control", "none", "--no-check", "--steps", "2", "--batch-size", "16", "-q")
+QUICK = ("--method", "naive", "--control", "none", "--no-verify", "--steps", "2", "--batch-size", "16", "-q")
 CLASSES = ("Äpfel & Birnen", "a|b", "<b>🍒</b>", 'say "hi"', "x: y", "k6", "k7", "k8", "k9", "k10")
 
 
@@ -108,7 +108,7 @@ def test_a_failed_push_leaves_the_folder_and_says_how_to_continue(connected: Hub
 
 
 def test_a_result_is_pushed_from_python(connected: Hub, trio, tmp_path: Path) -> None:
-    options = {"port.method": "naive", "port.control": "none", "port.check": False, "port.steps": 2}
+    options = {"port.method": "naive", "port.control": "none", "port.verify": False, "port.steps": 2}
     data = {"data.limit": 60, "data.image_size": 28}
     sides = (tmp_path / "old", tmp_path / "tuned", "timm/new")
     result = rt.port(*sides, "fashion-mnist", overrides={**options, **data}, device="cpu")
