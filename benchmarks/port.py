@@ -140,7 +140,8 @@ def port_once(
     names = load_data(DATA, DataOptions(), preprocess).labels or ()
     factory = {"arch": model} if ":" in model else {}
     recipe = rt.load_recipe(DATA).override(
-        **{"finetune.steps": training, "finetune.lr": 0.05, "finetune.batch_size": batch, "data.image_size": size}
+        **{"finetune.steps": training, "finetune.lr": 0.05, "finetune.batch_size": batch, "data.image_size": size},
+        **{"data.limit": limit},
     )
     old_task, new_task = (recipe.override(**{"data.classes": some}) for some in (names[:6], names[6:]))
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +161,6 @@ def port_once(
                 "port.bn_batches": 4,
                 "port.control": control,
                 "finetune.steps": 0,
-                "data.limit": limit,
             }
         ).save(Path(folder) / "recipe.yaml")
         sides = ("--src-base", str(old), "--src-ft", str(tuned), "--new-base", str(new))
