@@ -223,9 +223,12 @@ def _write_labels(found: Records) -> str:
             if (name, auto) not in found:
                 continue
             aims = ("all-labels", "teacher", "all-both") if count == "all" else [f"{count}-{aim}" for aim in _AIMS]
-            figures = [found.mean(name, "tuned"), found.mean(name, "head", auto)]
-            figures += [found.mean(name, "result", each) for each in (*aims, auto)]
-            rows.append([name, count, str(len(found.all(name, auto))), *map(_percent, figures)])
+            runs = {each: found.all(name, each) for each in (*aims, auto)}
+            seeds = set.intersection(*({run["seed"] for run in some} for some in runs.values() if some))
+            alike = Records(run for some in runs.values() for run in some if run["seed"] in seeds)
+            figures = [_mean(run["tuned"] for run in alike.all(name, auto)), alike.mean(name, "head", auto)]
+            figures += [alike.mean(name, "result", each) for each in runs]
+            rows.append([name, count, str(len(seeds)), *map(_percent, figures)])
     titles = ["pair", "images of a class", "n", "tuned", "new base, head", *_AIMS, "auto"]
     return _LABELS + _table(titles, rows) if rows else ""
 

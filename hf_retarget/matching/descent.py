@@ -354,15 +354,17 @@ class MovedSource:
         self, piece: Piece, target: Tensor, source: Tensor, batch: tuple[int, ...], axes: tuple[int, ...]
     ) -> np.ndarray:
         # gains[batch, i, j] = ⟨target at i, source at j⟩ along some axes of a piece, for each index of the batch axes
+        weight = self.weights[piece.tensor]
         if piece.products is not None:
-            return piece.products.index_select(1, source).mul_(self.weights[piece.tensor]).numpy()
+            gains = piece.products.index_select(1, source)
+            return (gains if weight == 1 else gains.mul_(weight)).numpy()
         rest = [i for i in range(target.dim()) if i not in (*batch, *axes)]
         order = [*batch, *axes, *rest]
         rows = math.prod(target.shape[i] for i in batch)
         length = math.prod(target.shape[i] for i in axes)
         ours, theirs = (side.permute(order).reshape(rows, length, -1) for side in (target, source))
         gains = torch.bmm(ours, theirs.transpose(1, 2)) if batch else (ours[0] @ theirs[0].T)
-        product: np.ndarray = gains.mul_(self.weights[piece.tensor]).cpu().numpy()
+        product: np.ndarray = (gains if weight == 1 else gains.mul_(weight)).cpu().numpy()
         return product
 
     def try_out(self, number: int, moves: Moves) -> float:
