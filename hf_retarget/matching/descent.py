@@ -24,7 +24,7 @@ from hf_retarget.graph.permutation_graph import Group, PermutationGraph
 from hf_retarget.matching.assignment import SOLVERS, assign_nested, assign_rows
 from hf_retarget.matching.objective import Piece, Stacks
 
-_ROOM = 1 << 30
+_ROOM = 1 << 29
 """Bytes for cached products."""
 
 Moves = dict[str, Tensor]
