@@ -1,7 +1,8 @@
-"""Devices and precision, as accelerate gives them."""
+"""Devices and precision, as accelerate gives them, and memory, as the system does."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 
@@ -54,3 +55,33 @@ def test_processes_work_together_without_being_told_the_device_and_fail_together
         "2, done, PublishError: no, KeyError: 'k'\n",
         "2, None, PublishError: no, RetargetError: the first process failed: KeyError: 'k'\n",
     ]
+
+
+FREE = """
+import sys, torch
+from hf_retarget.run import return_memory
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+torch.ones(5 << 20)  # freed again: from now on, glibc keeps what is smaller
+if sys.argv[1] == "return":
+    return_memory()
+large, small = [], []
+for _ in range(40):
+    large.append(torch.ones(2 << 20))
+    small.append(torch.ones(1 << 17))
+before = resident()
+large.clear()
+print((before - resident()) // 1024)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory like this")
+def test_large_tensors_return_to_the_system_when_they_are_freed():
+    given_back = {
+        how: int(subprocess.run([sys.executable, "-c", FREE, how], check=True, capture_output=True, text=True).stdout)
+        for how in ("keep", "return")
+    }
+    assert given_back["return"] > 250 > given_back["keep"]  # of 320 MB

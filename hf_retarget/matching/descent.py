@@ -73,7 +73,7 @@ def descend(
             if not guesses or number != seed or descent.guess():
                 runs.append(descent.run(max_sweeps, tolerance))
                 continue
-        with closing(_Descent(stacks, start, number)) as descent:
+        with closing(_Descent(stacks, start, number)) as descent:  # the guess was no better than the identity
             runs.append(descent.run(max_sweeps, tolerance))
     return max(runs, key=lambda match: match.objective)
 
