@@ -19,7 +19,16 @@ FORMAT = "hf-retarget/compare/2"
 
 SEEDS = ("port.seed", "finetune.seed")
 """Fields in which repetitions of a port differ."""
-BESIDES = ("port.verify", "port.control", "port.eval_batch", "port.samples", "port.save_as", "port.rank", "port.energy")
+BESIDES = (
+    "port.verify",
+    "port.check",
+    "port.control",
+    "port.eval_batch",
+    "port.samples",
+    "port.save_as",
+    "port.rank",
+    "port.energy",
+)
 """Fields about checking, comparing, displaying and saving, which do not affect the port itself."""
 _COMPARABLE = {"data": "test images or preparation of the data", "target": SIDES["target"]}
 
