@@ -14,11 +14,6 @@ the plan said.
 
 only times some images, in seconds of one core, and multiplies them with the price of ports by the default recipe, of
 1,000 training and 500 test images: between bases of one lineage, and between independent ones.
-
-    python benchmarks/port.py --growth docs/images/stages.png
-
-ports small ViTs of several widths and depths, with several T and numbers of images, and draws the seconds of each
-stage; each port leaves a record in benchmarks/results/stages, and what is recorded is not run again.
 """
 
 from __future__ import annotations
@@ -48,18 +43,6 @@ from hf_retarget.recipe.options import DataOptions
 from hf_retarget.run import Run
 
 DATA = "fashion-mnist"
-RESULTS = Path(__file__).parent / "results" / "stages"
-USUAL = {"width": 192, "depth": 4, "T": 4, "images": 400}
-GROWTH = {"width": (64, 128, 192, 384), "depth": (2, 4, 8, 12), "T": (2, 4, 8, 12), "images": (200, 400, 800, 1600)}
-"""What is varied, the others being as usual; `images` are those of each split, a quarter of them behind a gradient."""
-STAGES = {
-    "gradients": "gradients",
-    "matching": "matching",
-    "evaluation": "evaluation",
-    "loading": "loading, images",
-    "images": "loading, images",
-    "tracing": "tracing, verifying",
-}
 
 
 def make_base(name: str, size: int, seed: int) -> nn.Module:
@@ -70,10 +53,6 @@ def make_base(name: str, size: int, seed: int) -> nn.Module:
             return random_model(name, num_classes=6)
         images = {"input_size": (3, size, size), "crop_pct": 1.0}
         options = {"img_size": size} if name.startswith("vit") else {}
-        if name.startswith("vit-"):
-            width, depth = map(int, name.removeprefix("vit-").split("x"))
-            options |= {"embed_dim": width, "depth": depth, "num_heads": width // 64}
-            name = "vit_small_patch16_224"
         model: nn.Module = timm.create_model(name, num_classes=6, pretrained_cfg_overlay=images, **options)
     return model
 
@@ -92,12 +71,8 @@ def make_base(name: str, size: int, seed: int) -> nn.Module:
 @click.option("--control", default="none", show_default=True)
 @click.option("--price", is_flag=True, help="Time only some images.")
 @click.option("--limit", default=None, type=int, help="Use at most this many images of each split.")
-@click.option("--growth", type=Path, help="Draw how the stages grow.")
-def main(models: tuple[str, ...], size: int, price: bool, growth: Path | None, **options: Any) -> None:
+def main(models: tuple[str, ...], size: int, price: bool, **options: Any) -> None:
     """Port each model once, or only tell the price."""
-    if growth is not None:
-        draw_growth(growth)
-        return
     for model in models:
         if price:
             tell_price(model, size)
@@ -134,8 +109,8 @@ def tell_price(name: str, size: int) -> None:
 def port_once(
     model: str, size: int, batch: int, steps: int, grad_batches: int, method: str, training: int, onward: int,
     control: str, limit: int | None,
-) -> dict[str, float]:  # fmt: skip
-    """Port once, and print and return the seconds by stage."""
+) -> None:  # fmt: skip
+    """Port once and print the seconds by stage."""
     preprocess = Preprocess((3, size, size), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
     names = load_data(DATA, DataOptions(), preprocess).labels or ()
     factory = {"arch": model} if ":" in model else {}
@@ -183,41 +158,6 @@ def port_once(
         f"peak memory {figures['peak_memory'] / 1e9:.2f} GB; the plan said {planned['memory'] / 1e9:.2f} GB, ", end=""
     )
     print(f"and {planned['seconds']:.0f} s without matching, tracing and loading")
-    return seconds
-
-
-def draw_growth(path: Path) -> None:
-    """Seconds of each stage over width, depth, T and images."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 4, figsize=(11, 3.4), layout="constrained", sharey=True)
-    for axes, (what, values) in zip(panels, GROWTH.items(), strict=True):
-        runs = [measure_stages(**{**USUAL, what: value}) for value in values]
-        for stage in dict.fromkeys(STAGES.values()):
-            keys = [key for key, word in STAGES.items() if word == stage]
-            axes.plot(values, [sum(run.get(key, 0.0) for key in keys) for run in runs], "o-", label=stage, markersize=4)
-        axes.set(xlabel=what, xscale="log", yscale="log", ylim=(0.02, None))
-        axes.set_xticks(values, map(str, values))
-        axes.minorticks_off()
-        axes.grid(alpha=0.25)
-    panels[0].set_ylabel("seconds")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
-def measure_stages(width: int, depth: int, T: int, images: int) -> dict[str, float]:
-    """Seconds by stage of one port, from its record if there is one."""
-    record = RESULTS / f"{width}.{depth}.{T}.{images}.json"
-    if not record.exists():
-        batches = images // 4 // 50
-        seconds = port_once(f"vit-{width}x{depth}", 64, 50, T, batches, "fgmt", 4, 0, "none", images)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps({stage: round(each, 3) for stage, each in seconds.items()}) + "\n", "utf-8")
-    found: dict[str, float] = json.loads(record.read_text("utf-8"))
-    return found
 
 
 def processor_seconds() -> float:
